@@ -6,12 +6,12 @@
 __all__ = ['DTYPES', 'FLOATS', 'maximum_forward_kernel', 'split_gradient', 'extremum', 'maximum']
 
 # %% ../../notebooks/elementwise/maximum.ipynb #maximum-01
+from ._common import nan_maximum
+from ..runtime import Pointwise
+
 import torch
 import triton
 import triton.language as tl
-
-from ._common import nan_maximum
-from ..runtime import Pointwise
 
 # %% ../../notebooks/elementwise/maximum.ipynb #maximum-02
 @triton.jit

@@ -6,11 +6,11 @@
 __all__ = ['minimum_forward_kernel', 'split_gradient_dual', 'minimum']
 
 # %% ../../notebooks/elementwise/minimum.ipynb #minimum-01
-import triton
-import triton.language as tl
-
 from ._common import nan_minimum
 from .maximum import extremum, split_gradient
+
+import triton
+import triton.language as tl
 
 # %% ../../notebooks/elementwise/minimum.ipynb #minimum-02
 @triton.jit

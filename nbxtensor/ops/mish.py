@@ -6,30 +6,44 @@
 __all__ = ['mish_half', 'mish_full', 'mish_forward_kernel', 'mish_half_backward', 'mish_full_backward', 'mish']
 
 # %% ../../notebooks/elementwise/mish.ipynb #mish-01
+from ._common import exp_scaled, reciprocal
+from ..runtime import Pointwise
+
 import torch
 import triton
 import triton.language as tl
 
-from ._common import exp_scaled
-from ..runtime import Pointwise
-
 # %% ../../notebooks/elementwise/mish.ipynb #mish-02
 @triton.jit
 def mish_half(x):
-    """mish for a result of 16 bits, computed in float32."""
+    """mish for a result of 16 bits.
+
+    Args:
+        x: float32.
+
+    Page: elementwise/mish
+    """
     h = tl.exp2(tl.minimum(x, 20.0) * 0.7213475204444817)
-    e = h * h
-    return x * (h * (h * (e + 2) / (e * (e + 2) + 2)))
+    g = h * h + 2
+    w = h * tl.rsqrt(h * h * g + 2)
+    return x * (w * (w * g))
 
 
 @triton.jit
 def mish_full(x):
-    """mish within 4 ulp, in float32 or float64."""
+    """mish within 4 ulp.
+
+    Args:
+        x: float32 or float64.
+
+    Page: elementwise/mish
+    """
     p, s = exp_scaled(tl.minimum(x, 20.0))
     e = p * s
     left = x < 0
-    rest = tl.where(left, e * (1 + e), 2.0) / (e * (e + 2) + 2)
-    return tl.where(left, x * p, x) * (1 - rest) * s
+    n = tl.where(left, e * e + e, 2.0)
+    t = 1 - n * reciprocal(e * (e + 2) + 2)
+    return tl.where(left, x * p, x) * t * s
 
 # %% ../../notebooks/elementwise/mish.ipynb #mish-03
 @triton.jit
@@ -62,24 +76,41 @@ def mish_forward_kernel(
 # %% ../../notebooks/elementwise/mish.ipynb #mish-04
 @triton.jit
 def mish_half_backward(grad, x):
-    """grad times the derivative of mish, for 16-bit results."""
+    """grad times the derivative of mish, for a result of 16 bits.
+
+    Args:
+        grad, x: float32.
+
+    Page: elementwise/mish
+    """
     t = tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL)
     h = tl.exp2(t * 0.7213475204444817)
     e = h * h
     m = e * (e + 2) + 2
-    slope = ((e + 2) * m + 4 * tl.maximum(t, -1e4) * (1 + e)) / (m * m)
-    return grad * (h * (h * slope))
+    y = tl.rsqrt(m)
+    w = h * (y * y)
+    t = 4 * tl.maximum(t, -1e4)
+    slope = (e + 2) * m + (t * e + t)
+    return grad * (w * (w * slope))
 
 
 @triton.jit
 def mish_full_backward(grad, x):
-    """grad times the derivative of mish, in float32 or float64."""
+    """grad times the derivative of mish.
+
+    Args:
+        grad, x: float32 or float64.
+
+    Page: elementwise/mish
+    """
     t = tl.minimum(x, 20.0, propagate_nan=tl.PropagateNan.ALL)
     p, s = exp_scaled(t)
     e = p * s
     m = e * (e + 2) + 2
-    slope = ((e + 2) * m + 4 * t * (1 + e)) / (m * m)
-    return grad * (p * slope * s)
+    y = reciprocal(m)
+    t = 4 * tl.maximum(t, -1e4, propagate_nan=tl.PropagateNan.ALL)
+    slope = (e + 2) * m + (t * e + t)
+    return grad * (p * y * (y * slope) * s)
 
 # %% ../../notebooks/elementwise/mish.ipynb #mish-05
 _mish = Pointwise(
