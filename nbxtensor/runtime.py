@@ -8,7 +8,6 @@ Derived, explained and tested in notebooks/foundations/runtime.ipynb."""
 __all__ = ['INTERPRETED', 'DEVICE', 'check_device', 'coalesce', 'pointwise_flat', 'pointwise_tiled', 'Operator', 'Pointwise']
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-03
-import functools
 import math
 import os
 
@@ -23,7 +22,7 @@ import triton.language as tl
 from torch import _prims_common as prims
 from torch import is_grad_enabled
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from triton import knobs
 
 # Triton's own library is jitted at import: its type tells what it became.
@@ -376,12 +375,26 @@ def _direct(compiled, grid, inputs, arguments):
     return send
 
 
+def _allocator(like, tensor):
+    """A function of a tensor like this one that makes an output."""
+    same = torch.empty_like(tensor)
+    if like == {
+        "size": same.shape,
+        "stride": same.stride(),
+        "dtype": same.dtype,
+        "device": same.device,
+    }:
+        return torch.empty_like
+    return lambda tensor: torch.empty_strided(**like)
+
+
 def _compiled(kernel, grid, inputs, outputs, like, arguments):
     """Plan a launch of a compiled kernel; see _plan."""
     index = like["device"].index
-    new = functools.partial(torch.empty_strided, **like)
+    new = _allocator(like, inputs[0])
     with torch.cuda.device(index):
-        operands = _operands(inputs, [new() for _ in range(outputs)])
+        examples = [new(inputs[0]) for _ in range(outputs)]
+        operands = _operands(inputs, examples)
         compiled = kernel.warmup(*operands, *arguments, grid=(grid,))
         send = _direct(compiled, grid, len(inputs), arguments)
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
@@ -389,8 +402,8 @@ def _compiled(kernel, grid, inputs, outputs, like, arguments):
     current_stream = torch._C._cuda_getCurrentRawStream
 
     def launch(inputs, addresses):
-        result = new()
-        results = (result,) if outputs == 1 else (result, new())
+        result = new(inputs[0])
+        results = (result,) if outputs == 1 else (result, new(inputs[0]))
         if hooks[0].calls or hooks[1].calls or current_device() != index:
             with torch.cuda.device(index):
                 kernel[(grid,)](*_operands(inputs, results), *arguments)
@@ -536,7 +549,7 @@ class Operator:
         self.library.impl(self.name, self.function.apply, "Autograd")
 
     def __call__(self, *tensors):
-        if is_compiling():
+        if is_dynamo_compiling():
             return self.overload(*tensors)
         if _no_mode():
             result = self.launch(tensors, True)
