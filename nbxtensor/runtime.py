@@ -338,82 +338,84 @@ def _direct(compiled, grid, inputs, arguments):
         arguments: what follows the pointers in the kernel's signature.
 
     Returns:
-        A function of the operands' addresses, a tuple, and the stream.
+        ``(send, head, tail)``. The call is ``send(*head, addresses +
+        tail, stream)``, with the addresses of inputs and outputs.
     """
     compiled._init_handles()
-    function = compiled.function
     static = getattr(torch._C, "_StaticCudaLauncher", None)
     if static is None:
-        run, packed = compiled.run, compiled.packed_metadata
 
         def send(addresses, stream):
-            run(
-                grid, 1, 1, stream, function, packed, None, None, None,
+            compiled.run(
+                grid, 1, 1, stream, compiled.function,
+                compiled.packed_metadata, None, None, None,
                 *_operands(addresses[:inputs], addresses[inputs:]),
                 *arguments,
             )  # fmt: skip
 
-        return send
-    launch = static._launch_kernel
-    warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
+        return send, (), ()
     types = list(compiled.src.signature.values())
     first = len(types) - len(arguments)
+    numbers = list(_flatten(types[first:], arguments))
     kinds = "O" * sum(t != "constexpr" for t in types[:first])
-    values = ()
-    for kind, value in _flatten(types[first:], arguments):
-        kinds += {"i32": "i", "i64": "l"}[kind]
-        values += (value,)
-    kinds += "OO"  # Triton's two scratch buffers, which we never use
-    values += (None, None)
-
-    def send(addresses, stream):
-        launch(
-            function, grid, 1, 1, warps, shared, kinds,
-            addresses + values, stream,
-        )  # fmt: skip
-
-    return send
+    kinds += "".join({"i32": "i", "i64": "l"}[kind] for kind, _ in numbers)
+    warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
+    head = (compiled.function, grid, 1, 1, warps, shared, kinds + "OO")
+    # The last two are Triton's scratch buffers, which we never use.
+    tail = (*(value for _, value in numbers), None, None)
+    return static._launch_kernel, head, tail
 
 
 def _allocator(like, tensor):
     """A function of a tensor like this one that makes an output."""
-    same = torch.empty_like(tensor)
-    if like == {
-        "size": same.shape,
-        "stride": same.stride(),
-        "dtype": same.dtype,
-        "device": same.device,
-    }:
+    same = torch.empty_like(tensor, device="meta")
+    mine = (same.shape, same.stride(), same.dtype, tensor.device)
+    if mine == tuple(like.values()):
         return torch.empty_like
     return lambda tensor: torch.empty_strided(**like)
 
 
-def _compiled(kernel, grid, inputs, outputs, like, arguments):
+def _compiled(kernel, grid, inputs, outputs, like, arguments, warps):
     """Plan a launch of a compiled kernel; see _plan."""
     index = like["device"].index
     new = _allocator(like, inputs[0])
+    example = torch.empty(1, dtype=like["dtype"], device=like["device"])
     with torch.cuda.device(index):
-        examples = [new(inputs[0]) for _ in range(outputs)]
-        operands = _operands(inputs, examples)
-        compiled = kernel.warmup(*operands, *arguments, grid=(grid,))
-        send = _direct(compiled, grid, len(inputs), arguments)
-    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+        operands = _operands(inputs, [example] * outputs)
+        compiled = kernel.warmup(
+            *operands, *arguments, grid=(grid,), num_warps=warps
+        )
+        send, head, tail = _direct(compiled, grid, len(inputs), arguments)
+    enter = knobs.runtime.launch_enter_hook
+    leave = knobs.runtime.launch_exit_hook
     current_device = torch._C._cuda_getDevice
     current_stream = torch._C._cuda_getCurrentRawStream
 
-    def launch(inputs, addresses):
-        result = new(inputs[0])
-        results = (result,) if outputs == 1 else (result, new(inputs[0]))
-        if hooks[0].calls or hooks[1].calls or current_device() != index:
-            with torch.cuda.device(index):
-                kernel[(grid,)](*_operands(inputs, results), *arguments)
-        else:
-            for r in results:
-                addresses += (r.data_ptr(),)
-            send(addresses, current_stream(index))
-        return result if outputs == 1 else results
+    def at_length(inputs, results):
+        operands = _operands(inputs, results)
+        with torch.cuda.device(index):
+            kernel[(grid,)](*operands, *arguments, num_warps=warps)
 
-    return launch
+    def one(inputs, addresses):
+        result = new(inputs[0])
+        if enter.calls or leave.calls or current_device() != index:
+            at_length(inputs, (result,))
+        else:
+            values = (*addresses, result.data_ptr(), *tail)
+            send(*head, values, current_stream(index))
+        return result
+
+    def two(inputs, addresses):
+        results = new(inputs[0]), new(inputs[0])
+        if enter.calls or leave.calls or current_device() != index:
+            at_length(inputs, results)
+        else:
+            at = results[0].data_ptr(), results[1].data_ptr()
+            values = (*addresses, *at, *tail)
+            send(*head, values, current_stream(index))
+        return results
+
+    return one if outputs == 1 else two
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-29
 def _widen(tensor):
@@ -424,7 +426,7 @@ def _widen(tensor):
     return memory.to(torch.bfloat16).float().as_strided(shape, strides, 0)
 
 
-def _interpreted(kernel, grid, inputs, outputs, like, arguments):
+def _interpreted(kernel, grid, inputs, outputs, like, arguments, warps):
     """Plan a launch in the interpreter; see _plan."""
     narrow = like["dtype"] == torch.bfloat16
 
@@ -448,11 +450,14 @@ _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 
 
 def _no_mode(c=torch._C, forward=forward_ad):
-    """Whether nothing in this thread listens to torch's operators."""
+    """Whether nothing in this thread listens to torch's operators.
+
+    torch.func's transforms are not asked here: their tensors have no
+    memory of their own, and show when they are asked for an address.
+    """
     return not (
         c._len_torch_dispatch_stack()
         or c._len_torch_function_stack()
-        or c._are_functorch_transforms_active()
         or c._get_tracing_state()
         or forward._current_level >= 0
     )
@@ -640,7 +645,7 @@ def _plan(body, outputs, like, inputs):
     missing = 3 - len(inputs)
     elements = math.prod(sizes)
     if len(sizes) == 1 and all(s[0] <= 1 for s in strides):
-        kernel = pointwise_flat
+        kernel, warps = pointwise_flat, 4
         block = _room(itemsize)
         grid = triton.cdiv(elements, block)
         moves = tuple(s[0] for s in strides) + (0,) * missing
@@ -655,6 +660,7 @@ def _plan(body, outputs, like, inputs):
         sizes, out, *strides = (
             tuple(s[d] for d in order) for s in (sizes, out, *strides)
         )
+        warps = 4 if math.prod(tile) <= 4096 else 8
         tiles = tuple(map(triton.cdiv, sizes, tile))
         grid = math.prod([*tiles, *sizes[2:]])
         moves = tuple(int(s[d] != 0) for s in strides for d in (0, 1))
@@ -668,7 +674,7 @@ def _plan(body, outputs, like, inputs):
         arguments = (tiles, sizes, *steps, body, compute, moves, *tile)
         arguments += (wide,)
     backend = _interpreted if INTERPRETED else _compiled
-    return backend(kernel, grid, inputs, outputs, like, arguments)
+    return backend(kernel, grid, inputs, outputs, like, arguments, warps)
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-36
 def _result_strides(tensors, expanded):
@@ -723,7 +729,8 @@ class Pointwise(Operator):
                 if check and at == 0:  # all zeros without memory, or empty
                     return None
                 addresses += (at,)
-                key += (t.shape, t.stride(), t.dtype, t.device, at & 15)
+                where = t.get_device(), at & 15
+                key += (t.shape, t.stride(), t.dtype, *where)
         except RuntimeError:  # no strides, or no memory of its own
             if check:
                 return None

@@ -4,8 +4,12 @@
 
 does the first half of this work: for the first target every operator for
 every dtype in every layout, for the others a selection. Prints a line of
-JSON for each kernel: what it is, and on CUDA its registers and the bytes
-that it spills.
+JSON for each kernel: what it is, and on CUDA its registers, the bytes that
+it spills, and its instructions for the maximum and minimum of floats.
+
+    TRITON_INTERPRET=0 python tests/compile_kernels.py widths
+
+says of layouts around 2**31 elements which get 64-bit offsets.
 """
 
 import json
@@ -77,18 +81,42 @@ SOME = {
 }
 
 
-def launches():
-    """What the operators would launch: (operator, dtype, layout), kernel, arguments."""
-    caught = []
+def caught():
+    """A list that fills with the kernels and arguments of launches, none of which happens."""
+    launched = []
 
-    def catch(kernel, grid, inputs, outputs, like, arguments):
+    def catch(kernel, grid, inputs, outputs, like, arguments, warps):
         made = [torch.empty_strided(**like) for _ in range(outputs)]
         pointers = runtime._operands([t.dtype for t in inputs], [t.dtype for t in made])
-        caught.append((kernel, (*pointers, *arguments)))
+        launched.append((kernel, (*pointers, *arguments), warps))
         return lambda *_: made[0] if outputs == 1 else tuple(made)
 
     runtime.check_device = lambda *_: None
     runtime._compiled = catch
+    return launched
+
+
+def widths():
+    """Layouts on either side of 2**31, and whether their offsets have 64 bits."""
+    launched = caught()
+    # Never touched, hence never more than addresses.
+    memory = torch.empty(2**31 + 2**20, dtype=torch.uint8)
+    for what, tensor in {
+        "flat below": memory[: 2**31 - 2**20],
+        "flat": memory[: 2**31],
+        "rows below": memory.as_strided((2, 3), (2**31 - 2**20, 1)),
+        "rows": memory.as_strided((2, 3), (2**31, 1)),
+        "columns": memory.as_strided((3, 2), (1, 2**31)),
+        "turned": memory[: 2**31].view(2**16, 2**15).t(),
+    }.items():
+        torch.ops.nbx.maximum(tensor, tensor)
+        kernel, values, _ = launched.pop()
+        yield what, dict(zip(kernel.arg_names, values))["WIDE"]
+
+
+def launches():
+    """What the operators would launch: (operator, dtype, layout), kernel, arguments, warps."""
+    launched = caught()
     for name, (inputs, dtypes) in OPERATORS.items():
         operator = getattr(torch.ops.nbx, name)
         for dtype in dtypes:
@@ -101,8 +129,8 @@ def launches():
                 if name.startswith("minimum") and layout not in ("flat", "turned", "deep"):
                     continue
                 operator(*view(torch.ones(128, 128).to(dtype))[:inputs])
-                if caught:  # else its first inputs are those of another layout
-                    yield (name, dtype, layout), *caught.pop()
+                if launched:  # else its first inputs are those of another layout
+                    yield (name, dtype, layout), *launched.pop()
 
 
 class Types:
@@ -139,16 +167,16 @@ def source(kernel, values, wide=False):
 
 
 def sources():
-    """All that there is to compile: (what, source)."""
-    for what, kernel, values in launches():
-        yield what, source(kernel, values)
+    """All that there is to compile: (what, source, warps)."""
+    for what, kernel, values, warps in launches():
+        yield what, source(kernel, values), warps
         name, dtype, layout = what
         if (name, layout) in WIDE:
-            yield (name, dtype, f"wide {layout}"), source(kernel, values, wide=True)
+            yield (name, dtype, f"wide {layout}"), source(kernel, values, wide=True), warps
     for kernel, (pointers, dtypes) in KERNELS.items():
         for dtype in dtypes:
             values = [*pointers * [dtype], 4100, 1024]
-            yield (kernel.__name__, dtype, "published"), source(kernel, values)
+            yield (kernel.__name__, dtype, "published"), source(kernel, values), 4
 
 
 def target(name):
@@ -177,19 +205,24 @@ def main(part, *targets):
     part, parts = map(int, part.split("/"))
     everything = list(sources())
     work = [
-        (name, what, made)
+        (name, what, made, warps)
         for name in targets
-        for what, made in everything
+        for what, made, warps in everything
         if name == targets[0] or what in SOME
     ]
-    for name, what, made in work[part::parts]:
+    for name, what, made, warps in work[part::parts]:
         machine, form = target(name)
-        binary = triton.compile(made, target=machine).asm[form]
+        compiled = triton.compile(made, target=machine, options={"num_warps": warps})
         report = {"target": name, "what": " ".join(map(str, what)).replace("torch.", "")}
         if form == "cubin":
-            report |= usage(binary)
+            report |= usage(compiled.asm[form])
+            extrema = re.findall(r"\b(?:max|min)\S*\.b?f\d+", compiled.asm["ptx"])
+            report["extrema"] = sorted(set(extrema))
         print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1:] == ["widths"]:
+        print(json.dumps(dict(widths())))
+    else:
+        main(*sys.argv[1:])

@@ -99,9 +99,7 @@ def test_gradients(name, info, dtype, collection):
     ours, _ = OPERATORS[name]
     for sample in samples(info, dtype, collection, requires_grad=True):
         # Some samples are views of which autograd loses track; a detached one is a leaf.
-        tensors = [
-            t.detach().requires_grad_(t.requires_grad) for t in (sample.input, *sample.args)
-        ]
+        tensors = [t.detach().requires_grad_(t.requires_grad) for t in (sample.input, *sample.args)]
         wanting = [t for t in tensors if t.requires_grad]
         got, want = ours(*tensors), info.op(*tensors)
         assert got.requires_grad == want.requires_grad == bool(wanting)
