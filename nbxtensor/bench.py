@@ -8,7 +8,7 @@ Derived, explained and tested in notebooks/foundations/bench.ipynb."""
 __all__ = ['LAYOUTS', 'OPS', 'ALL', 'FEW', 'ENDS', 'TWO', 'THREE', 'UNARY', 'BINARY', 'SUITE', 'HOST', 'moved', 'Op', 'ours',
            'Case', 'cases', 'versions', 'WrongResult', 'check', 'device_time', 'in_turn', 'measure', 'read_kernel',
            'read_all', 'ceilings', 'floor_us', 'host_time', 'host_cases', 'measure_host', 'machine_name', 'machine',
-           'write', 'derive', 'load', 'select', 'best_peer', 'loses', 'losses', 'Table', 'shape_text', 'table',
+           'write', 'derive', 'load', 'select', 'best_peer', 'loses', 'losses', 'Table', 'shape_text', 'badge', 'table',
            'host_table', 'dry_run', 'run', 'main']
 
 # %% ../notebooks/foundations/bench.ipynb #bench-02
@@ -651,7 +651,7 @@ class Table:
             ).rstrip()
             for line in [self.head, *self.lines]
         ]
-        return "\n".join([*text, self.note]).rstrip()
+        return "\n".join([*text, self.note]).strip()
 
     def _repr_html_(self):
         def cells(line, tag):
@@ -662,13 +662,15 @@ class Table:
                 text += f"{html.escape(cell)}</{tag}>"
             return f"<tr>{text}</tr>"
 
+        note = f"<p>{html.escape(self.note)}</p>\n"
+        if not self.head:
+            return note
         body = "\n".join(cells(line, "td") for line in self.lines)
         return (
             '<div class="pst-scrollable-table-container">\n'
             '<table class="table">\n'
             f"<thead>{cells(self.head, 'th')}</thead>\n"
-            f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n"
-            f"<p>{html.escape(self.note)}</p>\n"
+            f"<tbody>\n{body}\n</tbody>\n</table>\n</div>\n{note}"
         )
 
 
@@ -686,7 +688,29 @@ def shape_text(shape):
     less = "" if n == 2**exponent else " − 1"
     return f"2{str(exponent).translate(digits)}{less}"
 
-# %% ../notebooks/foundations/bench.ipynb #bench-67
+# %% ../notebooks/foundations/bench.ipynb #bench-68
+def badge(record, op, size=2**28):
+    """What an operator reached at a size, in one sentence.
+
+    Args:
+        record: a derived record.
+        op: a name in OPS.
+        size: elements of a contiguous tensor.
+
+    Returns:
+        A Table without lines.
+
+    Page: foundations/bench
+    """
+    rows = select(record["rows"], op=op, case="contiguous", shape=[size])
+    best = ", ".join(
+        f"{row['percent']['nbx']:.1f} % in {row['dtype']}" for row in rows
+    )
+    gpu = record["machine"]["gpu"]
+    where = f"At {shape_text([size])} elements on an {gpu}"
+    return Table([], [], f"{where}, in per cent of a copy's speed: {best}.")
+
+# %% ../notebooks/foundations/bench.ipynb #bench-69
 def _us(time):
     return f"{time:.{2 if time < 10 else 1 if time < 100 else 0}f}"
 
@@ -740,7 +764,7 @@ def host_table(rows):
     head = ["op", "case", "shape", "µs", "torch µs", "× torch's"]
     return Table(head, lines)
 
-# %% ../notebooks/foundations/bench.ipynb #bench-72
+# %% ../notebooks/foundations/bench.ipynb #bench-74
 def dry_run(ops=None, size=2**10):
     """Run all cases once at a small size and compare with torch.
 
@@ -765,7 +789,7 @@ def dry_run(ops=None, size=2**10):
         measure_host(op, name, calls=1, batches=1)
     return len(small)
 
-# %% ../notebooks/foundations/bench.ipynb #bench-74
+# %% ../notebooks/foundations/bench.ipynb #bench-76
 def run(ops=None, rounds=3):
     """Measure on this machine's GPU; a line is printed for each row.
 
@@ -799,7 +823,7 @@ def run(ops=None, rounds=3):
         add(measure(case, rounds), "us")
     return {"machine": machine(), "ceilings": limits, "rows": rows}
 
-# %% ../notebooks/foundations/bench.ipynb #bench-75
+# %% ../notebooks/foundations/bench.ipynb #bench-77
 def _options(arguments):
     parser = argparse.ArgumentParser(
         prog="python -m nbxtensor.bench",
