@@ -8,8 +8,8 @@ Derived, explained and tested in notebooks/foundations/bench.ipynb."""
 __all__ = ['LAYOUTS', 'OPS', 'ALL', 'FEW', 'ENDS', 'TWO', 'THREE', 'UNARY', 'BINARY', 'SUITE', 'HOST', 'moved', 'Op', 'ours',
            'Case', 'cases', 'versions', 'WrongResult', 'check', 'device_time', 'in_turn', 'measure', 'read_kernel',
            'read_all', 'ceilings', 'floor_us', 'host_time', 'host_cases', 'measure_host', 'machine_name', 'machine',
-           'write', 'derive', 'load', 'select', 'best_peer', 'loses', 'losses', 'Table', 'shape_text', 'badge', 'table',
-           'host_table', 'dry_run', 'run', 'main']
+           'write', 'derive', 'load', 'select', 'best_peer', 'loses', 'losses', 'print_losses', 'Table', 'shape_text',
+           'badge', 'table', 'host_table', 'dry_run', 'run', 'main']
 
 # %% ../notebooks/foundations/bench.ipynb #bench-02
 import argparse
@@ -621,6 +621,19 @@ def losses(rows):
     Page: foundations/bench
     """
     return [row for row in rows if "us" in row and loses(row)]
+
+
+def print_losses(rows):
+    """Print each losing row with our time over the fastest peer's.
+
+    Page: foundations/bench
+    """
+    for row in losses(rows):
+        ratio = row["us"]["nbx"] / row["us"][best_peer(row)]
+        shape = shape_text(row["shape"])
+        print(f"{row['case']:12}  {row['dtype']:8}  {shape:15}  {ratio:.3f}")
+    if not losses(rows):
+        print("nowhere")
 
 # %% ../notebooks/foundations/bench.ipynb #bench-65
 class Table:

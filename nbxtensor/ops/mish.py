@@ -84,7 +84,7 @@ _mish = Pointwise(
     },
 )
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-43
+# %% ../../notebooks/elementwise/mish.ipynb #mish-45
 @triton.jit
 def mish_half_backward(grad, x):
     """grad times the derivative of mish, for a result of 16 bits.
@@ -123,7 +123,7 @@ def mish_full_backward(grad, x):
     slope = (e + 2) * m + (t * e + t)
     return grad * (p * y * (y * slope) * s)
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-45
+# %% ../../notebooks/elementwise/mish.ipynb #mish-47
 _mish_backward = Pointwise(
     "mish_backward(Tensor grad, Tensor input) -> Tensor",
     {
@@ -145,7 +145,7 @@ def _backward(input, grad):
 
 _mish.differentiate(_backward)
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-46
+# %% ../../notebooks/elementwise/mish.ipynb #mish-48
 def mish(input):
     """Mish, x tanh(log(1 + exp(x))), element by element.
 
