@@ -631,7 +631,8 @@ def print_losses(rows):
     for row in losses(rows):
         ratio = row["us"]["nbx"] / row["us"][best_peer(row)]
         shape = shape_text(row["shape"])
-        print(f"{row['case']:12}  {row['dtype']:8}  {shape:15}  {ratio:.3f}")
+        what = f"{row['case']:12}  {row['dtype']:8}  {shape:15}"
+        print(f"{what}  {ratio:.3f}")
     if not losses(rows):
         print("nowhere")
 

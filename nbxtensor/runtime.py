@@ -360,9 +360,12 @@ def _direct(compiled, grid, inputs, arguments):
     kinds = "O" * sum(t != "constexpr" for t in types[:first])
     kinds += "".join({"i32": "i", "i64": "l"}[kind] for kind, _ in numbers)
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
-    head = (compiled.function, grid, 1, 1, warps, shared, kinds + "OO")
-    # The last two are Triton's scratch buffers, which we never use.
-    tail = (*(value for _, value in numbers), None, None)
+    # Triton's scratch buffers come last, and we never use them.
+    scratch = ("global_scratch_size", "profile_scratch_size")
+    unused = sum(hasattr(compiled.metadata, size) for size in scratch)
+    kinds += "O" * unused
+    head = (compiled.function, grid, 1, 1, warps, shared, kinds)
+    tail = (*(value for _, value in numbers), *(None,) * unused)
     return static._launch_kernel, head, tail
 
 

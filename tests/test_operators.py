@@ -691,6 +691,7 @@ def test_another_device_than_the_current_one(name):
 
 def same_in_parts(name, got, *tensors):
     """Compare with torch a part at a time, along the first dimension."""
+    tensors = torch.broadcast_tensors(*tensors)
     rows = max(1, (1 << 28) // max(1, got[0].numel()))
     for start in range(0, len(got), rows):
         part = slice(start, start + rows)
