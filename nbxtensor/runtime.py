@@ -432,10 +432,11 @@ def _widen(tensor):
 def _interpreted(kernel, grid, inputs, outputs, like, arguments, warps):
     """Plan a launch in the interpreter; see _plan."""
     narrow = like["dtype"] == torch.bfloat16
+    new = _allocator(like, inputs[0])
 
     @np.errstate(all="ignore")
     def launch(inputs, addresses):
-        results = [torch.empty_strided(**like) for _ in range(outputs)]
+        results = [new(inputs[0]) for _ in range(outputs)]
         targets = results
         if narrow:
             inputs = [_widen(t) for t in inputs]
@@ -628,20 +629,21 @@ def _join(device, tensors):
     ]
 
 
-def _plan(body, outputs, like, inputs):
+def _plan(body, outputs, like, inputs, expanded):
     """Choose kernel, tile and grid for tensors of one layout.
 
     Args:
         body: device function.
         outputs: number of outputs.
         like: size, stride, dtype and device of an output.
-        inputs: tensors, broadcast to that size.
+        inputs: tensors.
+        expanded: the same, broadcast to the output's size.
 
     Returns:
-        A function that allocates and computes the outputs, of the inputs
-        (not broadcast) and the tuple of their addresses.
+        A function of the inputs and the tuple of their addresses. It
+        allocates and computes the outputs.
     """
-    strides = [like["stride"], *(t.stride() for t in inputs)]
+    strides = [like["stride"], *(t.stride() for t in expanded)]
     sizes, (out, *strides) = coalesce(like["size"], strides)
     compute = _COMPUTE[like["dtype"]]
     itemsize = like["dtype"].itemsize
@@ -828,4 +830,4 @@ class Pointwise(Operator):
         if any(t.device != device for t in tensors):
             return lambda tensors, _: self.kernel(*_join(device, tensors))
         body = self.bodies[like["dtype"]]
-        return _plan(body, self.outputs, like, expanded)
+        return _plan(body, self.outputs, like, tensors, expanded)
