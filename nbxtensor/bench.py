@@ -631,8 +631,8 @@ def print_losses(rows):
     for row in losses(rows):
         ratio = row["us"]["nbx"] / row["us"][best_peer(row)]
         shape = shape_text(row["shape"])
-        what = f"{row['case']:12}  {row['dtype']:8}  {shape:15}"
-        print(f"{what}  {ratio:.3f}")
+        what = f"{row['op']:16}  {row['case']:12}  {row['dtype']:8}"
+        print(f"{what}  {shape:15}  {ratio:.3f}")
     if not losses(rows):
         print("nowhere")
 
@@ -773,9 +773,11 @@ def host_table(rows):
     for row in (row for row in rows if "host_us" in row):
         nbx, peer = row["host_us"]["nbx"], row["host_us"]["torch"]
         line = [row["op"], row["case"], shape_text(row["shape"])]
-        line += [f"{nbx:.1f}", f"{peer:.1f}", f"{nbx / peer:.2f}"]
+        spread = row["spread"]["nbx"]
+        line += [f"{t:.1f}" for t in (nbx, spread, peer)]
+        line.append(f"{nbx / peer:.2f}")
         lines.append(line)
-    head = ["op", "case", "shape", "µs", "torch µs", "× torch's"]
+    head = ["op", "case", "shape", "µs", "spread", "torch µs", "× torch's"]
     return Table(head, lines)
 
 # %% ../notebooks/foundations/bench.ipynb #bench-74

@@ -10,6 +10,7 @@ __all__ = ['INTERPRETED', 'DEVICE', 'check_device', 'coalesce', 'pointwise_flat'
 # %% ../notebooks/foundations/runtime.ipynb #runtime-03
 import math
 import os
+import threading
 
 import numpy as np
 import torch
@@ -296,17 +297,20 @@ def _tile(sizes, strides, itemsize):
         ``(order, (BLOCK_J, BLOCK_I))``: the dimensions, those of the
         tile first, and the tile.
     """
-    others = range(1, len(sizes))
+    others, room = range(1, len(sizes)), _room(itemsize)
     turned = [
-        d for d in others if any(s[d] == 1 < s[0] for s in strides[1:])
+        d
+        for d in others
+        if any(s[d] == 1 < s[0] for s in strides[1:])
+        and sizes[0] * sizes[d] >= room
     ]
     if turned:
         i = turned[0]
         side = 256 if INTERPRETED else min(256 // itemsize, 128)
         tile = _power_of_two(sizes[0], side), _power_of_two(sizes[i], side)
     else:
-        block_j = _power_of_two(sizes[0], _room(itemsize))
-        room = _room(itemsize) // block_j
+        block_j = _power_of_two(sizes[0], room)
+        room //= block_j
         enough = [d for d in others if sizes[d] >= room]
         i = enough[0] if enough else max(others, key=lambda d: sizes[d])
         tile = block_j, _power_of_two(sizes[i], room)
@@ -343,7 +347,9 @@ def _direct(compiled, grid, inputs, arguments):
     """
     compiled._init_handles()
     static = getattr(torch._C, "_StaticCudaLauncher", None)
-    if static is None:
+    names = ("global_scratch_size", "profile_scratch_size")
+    scratch = [getattr(compiled.metadata, n, None) for n in names]
+    if static is None or any(scratch):
 
         def send(addresses, stream):
             compiled.run(
@@ -360,9 +366,8 @@ def _direct(compiled, grid, inputs, arguments):
     kinds = "O" * sum(t != "constexpr" for t in types[:first])
     kinds += "".join({"i32": "i", "i64": "l"}[kind] for kind, _ in numbers)
     warps, shared = compiled.metadata.num_warps, compiled.metadata.shared
-    # Triton's scratch buffers come last, and we never use them.
-    scratch = ("global_scratch_size", "profile_scratch_size")
-    unused = sum(hasattr(compiled.metadata, size) for size in scratch)
+    # Scratch buffers come last, none of which is used here.
+    unused = sum(size is not None for size in scratch)
     kinds += "O" * unused
     head = (compiled.function, grid, 1, 1, warps, shared, kinds)
     tail = (*(value for _, value in numbers), *(None,) * unused)
@@ -429,6 +434,9 @@ def _widen(tensor):
     return memory.to(torch.bfloat16).float().as_strided(shape, strides, 0)
 
 
+_INTERPRETER = threading.Lock()
+
+
 def _interpreted(kernel, grid, inputs, outputs, like, arguments, warps):
     """Plan a launch in the interpreter; see _plan."""
     narrow = like["dtype"] == torch.bfloat16
@@ -441,7 +449,8 @@ def _interpreted(kernel, grid, inputs, outputs, like, arguments, warps):
         if narrow:
             inputs = [_widen(t) for t in inputs]
             targets = [_widen(t) for t in results]
-        kernel[(grid,)](*_operands(inputs, targets), *arguments)
+        with _INTERPRETER:
+            kernel[(grid,)](*_operands(inputs, targets), *arguments)
         for result, target in zip(results, targets):
             if result is not target:
                 result.copy_(target)
@@ -451,6 +460,7 @@ def _interpreted(kernel, grid, inputs, outputs, like, arguments, warps):
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-31
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+_FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 
 
 def _no_mode(c=torch._C, forward=forward_ad):
@@ -572,10 +582,17 @@ class Operator:
     def dispatch(self, tensors):
         """Call the operator where some layer of torch has a say."""
         self.check_types(tensors)
-        plain = all(type(t) in _PLAIN_TYPES for t in tensors)
-        if plain and not torch._C._len_torch_dispatch_stack():
-            return self.function.apply(*tensors)
-        return self.overload(*tensors)
+        transform = torch._C._functorch.peek_interpreter_stack()
+        if transform is not None:
+            direct = transform.key() != _FUNCTIONALIZE
+        else:
+            direct = _no_mode() and all(
+                type(t) in _PLAIN_TYPES for t in tensors
+            )
+        return (self.function.apply if direct else self.overload)(*tensors)
+
+    def backward(self, *_):
+        raise NotImplementedError(f"nbx::{self.name} has no gradient")
 
     def check_types(self, values):
         """Raise for an argument that no tensor operator takes.
@@ -753,16 +770,25 @@ class Pointwise(Operator):
         return results[0] if self.outputs == 1 else tuple(results)
 
     def vmap(self, in_dims, *tensors):
-        ranks = [
-            t.dim() - (d is not None) for t, d in zip(tensors, in_dims)
+        shapes = [
+            [n for k, n in enumerate(t.shape) if k != d]
+            for t, d in zip(tensors, in_dims)
         ]
+        # Promotion asks for the dimensions that the mapped function sees.
+        dtype = self.promote(
+            *[
+                torch.empty(shape, dtype=t.dtype, device="meta")
+                for shape, t in zip(shapes, tensors)
+            ]
+        )
+        missing = [max(map(len, shapes)) - len(shape) for shape in shapes]
         aligned = [
             t
             if d is None
-            else t.movedim(d, 0)[(slice(None), *(None,) * (max(ranks) - r))]
-            for t, d, r in zip(tensors, in_dims, ranks)
+            else t.movedim(d, 0)[(slice(None), *(None,) * more)]
+            for t, d, more in zip(tensors, in_dims, missing)
         ]
-        results = self(*aligned)
+        results = self(*[t.to(dtype) for t in aligned])
         return results, 0 if self.outputs == 1 else (0,) * self.outputs
 
     def result(self, *tensors):

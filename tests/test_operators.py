@@ -1,5 +1,7 @@
 """The operators where PyTorch's machinery meets them: gradients, transforms, modes, devices."""
 
+import concurrent.futures
+import importlib
 import inspect
 import os
 import subprocess
@@ -945,3 +947,84 @@ def test_with_a_gpu_the_order_of_imports_does_not_matter():
     code = "import triton, nbxtensor\nfrom nbxtensor.runtime import DEVICE\nprint(DEVICE)"
     done = python(code)
     assert (done.returncode, done.stdout) == (0, "cuda\n"), done.stderr
+
+
+# ---------------------------------------------------------------- found by reviewers
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00001, 0xFFC00000])
+def test_every_nan_stays_one(bits):
+    """Integer arithmetic on a NaN's bits must not make a number of it."""
+    x = torch.tensor([bits], dtype=torch.int64).to(torch.int32).view(torch.float32).to(DEVICE)
+    y = x.double().requires_grad_()
+    x.requires_grad_()
+    for value in (x, y):
+        result = nbxtensor.mish(value)
+        (slope,) = torch.autograd.grad(result, value)
+        assert result.isnan().all() and slope.isnan().all()
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_an_infinite_gradient_goes_to_one_side(name, create_graph):
+    x, y = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 1.0, 3.0])
+    grad = torch.full((3,), float("inf")).to(DEVICE)
+    found = []
+    for function in OPERATORS[name]:
+        pair = [t.to(DEVICE).requires_grad_() for t in (x, y)]
+        out = function(*pair)
+        found.append(torch.autograd.grad(out, pair, grad, create_graph=create_graph))
+    for got, want in zip(*found):
+        assert_equal(got.detach(), want.detach())
+
+
+def test_vmap_promotes_what_the_function_sees():
+    x, half = normal(3, 4).float(), normal(3).half()
+    pairs = {
+        (0, 0): (x, half),
+        (0, None): (normal(4, dtype=torch.float64), x[0]),
+        (None, 0): (x[0], normal(4, dtype=torch.float64)),
+    }
+    for dims, tensors in pairs.items():
+        mine, theirs = (torch.vmap(f, dims)(*tensors) for f in OPERATORS["maximum"])
+        assert_equal(mine, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_functionalize_and_trace():
+    x = normal(5)
+    want = nbxtensor.mish(x)
+    assert torch.equal(torch.func.functionalize(nbxtensor.mish)(x), want)
+    traced = torch.jit.trace(nbxtensor.mish, x)
+    assert "nbx::mish" in str(traced.graph) and torch.equal(traced(x), want)
+
+
+def test_threads():
+    """The interpreter serves one thread at a time; a GPU serves them all."""
+    x = normal(2000)
+    want = nbxtensor.mish(x)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: nbxtensor.mish(x), range(40)))
+    assert all(torch.equal(result, want) for result in results)
+
+
+@pytest.mark.parametrize("side", [2, 3, 4, 8])
+def test_batches_of_small_matrices(side):
+    x = normal(300, side, side)
+    assert_equal(nbxtensor.maximum(x, x.mT), torch.maximum(x, x.mT))
+
+
+def test_a_backward_operator_has_no_gradient_of_its_own():
+    x = normal(3).requires_grad_()
+    backward = importlib.import_module("nbxtensor.ops.mish")._mish_backward
+    with pytest.raises(NotImplementedError, match="mish_backward has no gradient"):
+        backward(x.detach(), x).sum().backward()
+
+
+def test_nested_jacobians():
+    x = normal(3, dtype=torch.float64)
+    found = [
+        torch.func.jacrev(torch.func.jacrev(lambda t, f=f: f(t).sum()))(x)
+        for f in OPERATORS["mish"]
+    ]
+    torch.testing.assert_close(*found)

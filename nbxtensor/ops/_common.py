@@ -59,7 +59,9 @@ def exp_scaled(x):
     al., Handbook of Floating-Point Arithmetic.
 
     Args:
-        x: float32 ≤ 88 or float64 ≤ 709, −inf and NaN included.
+        x: float32 ≤ 88 or float64 ≤ 709, −inf included. For NaN, p is
+            arbitrary: integer arithmetic makes it. Whoever needs the
+            NaN has x to multiply with.
 
     Page: foundations/common
     """

@@ -53,7 +53,7 @@ DTYPES = (
 )
 FLOATS = DTYPES[-4:]
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-16
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-28
 @triton.jit
 def split_gradient(grad, x, y):
     """grad for the larger of x and y, half to each if they are equal.
@@ -67,7 +67,7 @@ def split_gradient(grad, x, y):
     zero = tl.zeros_like(grad)
     return tl.where(x < y, zero, half), tl.where(y < x, zero, half)
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-18
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-30
 def extremum(name, body, split):
     """The operator nbx::<name> of two tensors, with its gradient.
 
@@ -93,8 +93,11 @@ def extremum(name, body, split):
     def backward(input, other, grad):
         input, other = input.detach(), other.detach()
         if torch.is_grad_enabled():
-            share = sides(torch.ones_like(grad), input, other)
-            first, second = share[0] * grad, share[1] * grad
+            shares = sides(torch.ones_like(grad), input, other)
+            first, second = (
+                (share * grad).masked_fill(share == 0, 0)
+                for share in shares
+            )
         else:
             first, second = sides(grad, input, other)
         return _fold(first, input), _fold(second, other)
@@ -107,7 +110,7 @@ def _fold(grad, tensor):
     """Sum a gradient over the dimensions that were broadcast."""
     return grad.sum_to_size(tensor.shape).to(tensor.device, tensor.dtype)
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-20
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-32
 _maximum = extremum("maximum", nan_maximum, split_gradient)
 
 
