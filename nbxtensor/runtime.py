@@ -497,10 +497,15 @@ def _differentiable(operator):
         @staticmethod
         def setup_context(ctx, inputs, output):
             ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
 
         @staticmethod
         def backward(ctx, *grads):
             return operator.backward(*ctx.saved_tensors, *grads)
+
+        @staticmethod
+        def jvp(ctx, *tangents):
+            return operator.jvp(ctx.saved_tensors, tangents)
 
         @staticmethod
         def vmap(info, in_dims, *tensors):
@@ -512,12 +517,13 @@ def _differentiable(operator):
 class Operator:
     """A torch operator ``nbx::<name>`` and the shortest way to its kernel.
 
-    A subclass provides three methods. ``launch(tensors, check)``
+    A subclass provides four methods. ``launch(tensors, check)``
     computes; if check is true, it returns None for tensors that are not
     plain or whose gradient is to be recorded. ``fake(*tensors)`` returns
-    empty results of the right shape, strides, dtype and device, and
+    empty results of the right shape, strides, dtype and device.
     ``vmap(in_dims, *tensors)`` is the rule of torch.vmap: results and
-    their batch dimensions.
+    their batch dimensions. ``jvp(tensors, tangents)`` is the derivative
+    in the direction of the tangents, None for those that are zero.
 
     Args:
         schema: the signature in torch's schema language, without the
@@ -768,6 +774,18 @@ class Pointwise(Operator):
         like, _ = self.result(*tensors)
         results = [torch.empty_strided(**like) for _ in range(self.outputs)]
         return results[0] if self.outputs == 1 else tuple(results)
+
+    def jvp(self, tensors, tangents):
+        # Element by element, the gradient's factors serve both ways.
+        dtype, total = self.promote(*tensors), 0
+        tensors = torch.broadcast_tensors(*tensors)
+        for k, tangent in enumerate(tangents):
+            if tangent is not None:
+                tangent = tangent.expand(tensors[k].shape).to(dtype)
+                parts = self.backward(*tensors, tangent)
+                parts = parts if isinstance(parts, tuple) else (parts,)
+                total = total + parts[k].to(dtype)
+        return total
 
     def vmap(self, in_dims, *tensors):
         shapes = [

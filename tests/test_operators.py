@@ -1021,10 +1021,38 @@ def test_a_backward_operator_has_no_gradient_of_its_own():
         backward(x.detach(), x).sum().backward()
 
 
-def test_nested_jacobians():
-    x = normal(3, dtype=torch.float64)
-    found = [
-        torch.func.jacrev(torch.func.jacrev(lambda t, f=f: f(t).sum()))(x)
-        for f in OPERATORS["mish"]
-    ]
-    torch.testing.assert_close(*found)
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_second_derivatives_of_functions():
+    """Reverse over reverse, forward over reverse, reverse over forward."""
+    x, f = normal(3, dtype=torch.float64), torch.func
+    for outer, inner in ((f.jacrev, f.jacrev), (f.jacfwd, f.jacrev), (f.jacrev, f.jacfwd)):
+        found = [outer(inner(lambda t, g=g: g(t).sum()))(x) for g in OPERATORS["mish"]]
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@each_operator
+def test_forward_mode(name):
+    x, y = normal(4, 3, dtype=torch.float64), normal(3, dtype=torch.float64, seed=1)
+    torch.autograd.gradcheck(
+        OPERATORS[name][0],
+        [t.requires_grad_() for t in operands(name, x, y)],
+        check_forward_ad=True,
+        check_batched_grad=True,
+        check_batched_forward_grad=True,
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+@each_binary
+def test_a_tangent_is_promoted_and_shared(name):
+    """Ties, broadcasting, and a double scalar that joins half precision."""
+    x = random(4, 3, dtype=torch.float16, low=-2, high=3)
+    y = torch.tensor(1.0, dtype=torch.float64, device=DEVICE)
+    found = []
+    for function in OPERATORS[name]:
+        with torch.autograd.forward_ad.dual_level():
+            duals = [torch.autograd.forward_ad.make_dual(t, 2 * t + 1) for t in (x, y)]
+            found.append(torch.autograd.forward_ad.unpack_dual(function(*duals)))
+    assert_equal(found[0].primal, found[1].primal)
+    assert_equal(found[0].tangent, found[1].tangent)
