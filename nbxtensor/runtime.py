@@ -213,7 +213,7 @@ def _cut(mask_j, mask_i, J: tl.constexpr, I: tl.constexpr):
     else:
         return tl.full([], 1, tl.int1)
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-22
 @triton.jit
 def pointwise_tiled(
     a, b, c, out, out2, tiles, sizes, sa, sb, sc, so,
@@ -275,7 +275,7 @@ def pointwise_tiled(
         mask = mask_j & mask_i
         _compute(a, b, c, out, out2, ma, mb, mc, mask, BODY, DTYPE)
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-23
+# %% ../notebooks/foundations/runtime.ipynb #runtime-24
 def _power_of_two(n, most):
     """The least power of two that holds n, but not more than most."""
     return min(triton.next_power_of_2(max(n, 1)), most)
@@ -316,7 +316,7 @@ def _tile(sizes, strides, itemsize):
         tile = block_j, _power_of_two(sizes[i], room)
     return [0, i, *(d for d in others if d != i)], tile
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-27
+# %% ../notebooks/foundations/runtime.ipynb #runtime-28
 def _flatten(types, values):
     """Types and values of those arguments that exist at run time."""
     for kind, value in zip(types, values):
@@ -331,7 +331,7 @@ def _operands(inputs, outputs):
     no_input, no_output = (None,) * (3 - len(inputs)), (None,)
     return (*inputs, *no_input, *outputs, *no_output * (2 - len(outputs)))
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-30
 def _direct(compiled, grid, inputs, arguments):
     """The shortest call that launches a compiled kernel.
 
@@ -373,7 +373,7 @@ def _direct(compiled, grid, inputs, arguments):
     tail = (*(value for _, value in numbers), *(None,) * unused)
     return static._launch_kernel, head, tail
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-32
 def _allocator(like, tensor):
     """A function of a tensor like this one that makes an output."""
     same = torch.empty_like(tensor, device="meta")
@@ -382,7 +382,7 @@ def _allocator(like, tensor):
         return torch.empty_like
     return lambda tensor: torch.empty_strided(**like)
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-34
 def _compiled(kernel, grid, inputs, outputs, like, arguments, warps):
     """Plan a launch of a compiled kernel; see _plan."""
     index = like["device"].index
@@ -425,7 +425,7 @@ def _compiled(kernel, grid, inputs, outputs, like, arguments, warps):
 
     return one if outputs == 1 else two
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-29
+# %% ../notebooks/foundations/runtime.ipynb #runtime-36
 def _widen(tensor):
     """The tensor in float32, rounded to bfloat16, at its own strides."""
     shape, strides = tensor.shape, tensor.stride()
@@ -433,7 +433,7 @@ def _widen(tensor):
     memory = tensor.as_strided((reach + 1,), (1,))
     return memory.to(torch.bfloat16).float().as_strided(shape, strides, 0)
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-37
 _INTERPRETER = threading.Lock()
 
 
@@ -458,7 +458,7 @@ def _interpreted(kernel, grid, inputs, outputs, like, arguments, warps):
 
     return launch
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-31
+# %% ../notebooks/foundations/runtime.ipynb #runtime-39
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 
@@ -476,7 +476,7 @@ def _no_mode(c=torch._C, forward=forward_ad):
         or forward._current_level >= 0
     )
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-32
+# %% ../notebooks/foundations/runtime.ipynb #runtime-40
 def _differentiable(operator):
     """The autograd function through which an operator is differentiated.
 
@@ -513,7 +513,7 @@ def _differentiable(operator):
 
     return Function
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-33
+# %% ../notebooks/foundations/runtime.ipynb #runtime-41
 class Operator:
     """A torch operator ``nbx::<name>`` and the shortest way to its kernel.
 
@@ -623,7 +623,7 @@ class Operator:
                     f"must be Tensor, not {type(value).__name__}"
                 )
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-35
+# %% ../notebooks/foundations/runtime.ipynb #runtime-43
 _COMPUTE = {
     torch.bool: tl.int8,
     torch.uint8: tl.uint8,
@@ -637,7 +637,7 @@ _COMPUTE = {
     torch.float64: tl.float64,
 }
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-44
 def _join(device, tensors):
     """Bring CPU scalars to the device as fills, not as copies.
 
@@ -651,7 +651,7 @@ def _join(device, tensors):
         for t in tensors
     ]
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-46
 def _plan(body, outputs, like, inputs, expanded):
     """Choose kernel, tile and grid for tensors of one layout.
 
@@ -704,7 +704,7 @@ def _plan(body, outputs, like, inputs, expanded):
     backend = _interpreted if INTERPRETED else _compiled
     return backend(kernel, grid, inputs, outputs, like, arguments, warps)
 
-# %% ../notebooks/foundations/runtime.ipynb #runtime-36
+# %% ../notebooks/foundations/runtime.ipynb #runtime-47
 def _result_strides(tensors, expanded):
     """Strides of an element-wise result, as torch chooses them."""
     shape, strides = expanded[0].shape, tensors[0].stride()
@@ -722,7 +722,7 @@ def _result_strides(tensors, expanded):
             return strides
     return prims.compute_elementwise_output_strides(*expanded)
 
-
+# %% ../notebooks/foundations/runtime.ipynb #runtime-48
 class Pointwise(Operator):
     """An operator whose elements depend on one element of each input.
 
