@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import _prims_common as prims
 from torch import is_grad_enabled
+from torch._C._dynamo.guards import TensorGuards
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from triton import knobs
@@ -463,18 +464,18 @@ _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
 _FUNCTIONALIZE = torch._C._functorch.TransformType.Functionalize
 
 
-def _no_mode(c=torch._C, forward=forward_ad):
-    """Whether nothing in this thread listens to torch's operators.
+def _overridden(functions=torch._C._len_torch_function_stack):
+    """Whether a function mode or forward-mode differentiation is on."""
+    return functions() or forward_ad._current_level >= 0
+
+
+def _dispatched(c=torch._C):
+    """Whether a dispatch mode or a trace listens to torch's operators.
 
     torch.func's transforms are not asked here: their tensors have no
     memory of their own, and show when they are asked for an address.
     """
-    return not (
-        c._len_torch_dispatch_stack()
-        or c._len_torch_function_stack()
-        or c._get_tracing_state()
-        or forward._current_level >= 0
-    )
+    return c._len_torch_dispatch_stack() or c._get_tracing_state()
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-40
 def _differentiable(operator):
@@ -487,7 +488,7 @@ def _differentiable(operator):
     class Function(torch.autograd.Function):
         @staticmethod
         def forward(*tensors):
-            if _no_mode():
+            if not _overridden():
                 result = operator.launch(tensors, True)
                 if result is not None:
                     return result
@@ -576,7 +577,7 @@ class Operator:
     def __call__(self, *tensors):
         if is_dynamo_compiling():
             return self.overload(*tensors)
-        if _no_mode():
+        if not _overridden():
             result = self.launch(tensors, True)
             if result is not None:
                 return result
@@ -592,9 +593,8 @@ class Operator:
         if transform is not None:
             direct = transform.key() != _FUNCTIONALIZE
         else:
-            direct = _no_mode() and all(
-                type(t) in _PLAIN_TYPES for t in tensors
-            )
+            plain = all(type(t) in _PLAIN_TYPES for t in tensors)
+            direct = plain and not (_overridden() or _dispatched())
         return (self.function.apply if direct else self.overload)(*tensors)
 
     def backward(self, *_):
@@ -739,11 +739,18 @@ class Pointwise(Operator):
     """
 
     def __init__(self, schema, bodies, promote=lambda *t: t[0].dtype):
-        self.bodies, self.promote, self.plans = bodies, promote, {}
+        self.bodies, self.promote = bodies, promote
+        self.plans, self.recent = {}, {}
         super().__init__(schema)
         self.outputs = len(self.overload._schema.returns)
 
     def launch(self, tensors, check):
+        if check:
+            result = self.recall(tensors)
+            if result is not None:
+                return result
+            if _dispatched():
+                return None
         key, addresses = (), ()
         try:
             for t in tensors:
@@ -767,8 +774,38 @@ class Pointwise(Operator):
         if plan is None:
             if len(self.plans) >= 4096:
                 self.plans.clear()
+                self.recent.clear()
             plan = self.plans[key] = self.plan(*tensors)
+        if check:
+            self.remember(tensors, addresses, plan)
         return plan(tensors, addresses)
+
+    def recall(self, tensors):
+        """Launch what was launched before for such tensors, or None."""
+        try:
+            known = self.recent.get(tensors[0].shape)
+            if known is None or not known[0](*tensors):
+                return None
+        except (AttributeError, RuntimeError, TypeError):
+            return None  # not a tensor, or one without a fixed shape
+        _, remainders, plan = known
+        addresses = [t.data_ptr() for t in tensors]
+        if [at & 15 for at in addresses] != remainders:
+            return None
+        return plan(tensors, addresses)
+
+    def remember(self, tensors, addresses, plan):
+        """Let recall find a plan, if it is the first of its shape.
+
+        A guard answers for tensors as these are. If one of these requires
+        a gradient that is not recorded now, it may be recorded later.
+        """
+        shape = tensors[0].shape
+        if shape in self.recent or any(t.requires_grad for t in tensors):
+            return
+        fixed = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
+        guard = TensorGuards(*tensors, **fixed).check
+        self.recent[shape] = guard, [at & 15 for at in addresses], plan
 
     def fake(self, *tensors):
         like, _ = self.result(*tensors)

@@ -1056,3 +1056,103 @@ def test_a_tangent_is_promoted_and_shared(name):
             found.append(torch.autograd.forward_ad.unpack_dual(function(*duals)))
     assert_equal(found[0].primal, found[1].primal)
     assert_equal(found[0].tangent, found[1].tangent)
+
+
+# ---------------------------------------------------------------- what is remembered
+
+
+@pytest.fixture(params=OPERATORS)
+def primed(request):
+    """An operator that has seen plain tensors of this shape already."""
+    name = request.param
+    tensors = operands(name, normal(4, 4), normal(4, 4, seed=1))
+    for _ in range(2):
+        OPERATORS[name][0](*tensors)
+    return name, tensors
+
+
+def test_a_primed_operator_is_right(primed):
+    name, (x, *rest) = primed
+    for first in (x, x.t(), x.double(), x.bfloat16(), x.t().contiguous().t(), -x, x[:, :1], x[0]):
+        tensors = (first, *rest)
+        ours, theirs = OPERATORS[name]
+        for _ in range(2):
+            assert_result(name, ours(*tensors), theirs(*tensors), tensors[0])
+
+
+def test_a_primed_operator_sees_another_address(primed):
+    name, (x, *rest) = primed
+    memory = normal(17, seed=3)
+    tensors = (memory[1:].view(4, 4), *rest)
+    ours, theirs = OPERATORS[name]
+    assert_result(name, ours(*tensors), theirs(*tensors), tensors[0])
+
+
+def test_a_primed_operator_records_gradients(primed):
+    name, (x, *rest) = primed
+    ours = OPERATORS[name][0]
+    leaf = x.clone().requires_grad_()
+    with torch.no_grad():
+        assert not ours(leaf, *rest).requires_grad
+    assert ours(leaf, *rest).requires_grad
+    assert ours(torch.nn.Parameter(x), *rest).requires_grad
+    assert not ours(leaf.detach(), *rest).requires_grad
+
+
+def test_a_primed_operator_notices_modes(primed):
+    name, tensors = primed
+    ours, seen = OPERATORS[name][0], []
+
+    class Dispatched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Called(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Watching(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    for mode in (Dispatched, Called):
+        with mode():
+            ours(*tensors)
+        assert OP[name] in seen
+        seen.clear()
+    assert type(ours(tensors[0].as_subclass(Watching), *tensors[1:])) is Watching
+    assert OP[name] in seen
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_primed_operator_notices_transforms(primed):
+    name, (x, *rest) = primed
+    ours, theirs = (lambda t, f=f: f(t, *rest) for f in OPERATORS[name])
+    stack = torch.stack([x, 2 * x, -x])
+    torch.testing.assert_close(torch.vmap(ours)(stack), torch.vmap(theirs)(stack))
+    slopes = [torch.func.grad(lambda t, f=f: f(t).sum())(x) for f in (ours, theirs)]
+    torch.testing.assert_close(*slopes)
+    tangents = [torch.func.jvp(f, (x,), (x,))[1] for f in (ours, theirs)]
+    torch.testing.assert_close(*tangents)
+    assert f"nbx::{name}" in str(torch.jit.trace(ours, x).graph)
+    with torch.inference_mode():
+        assert ours(x).is_inference()
+
+
+def test_a_primed_operator_notices_what_is_no_plain_tensor(primed):
+    name, (x, *rest) = primed
+    ours, theirs = OPERATORS[name]
+    for odd in (torch._neg_view(x), torch._efficientzerotensor(x.shape, device=DEVICE)):
+        assert_equal(ours(odd, *rest), ours(odd.clone(), *rest))
+    assert ours(x.to("meta"), *[t.to("meta") for t in rest]).is_meta
+    with pytest.raises(NotImplementedError):
+        ours(x.to_sparse(), *rest)
+    with pytest.raises(TypeError):
+        ours([1.0], *rest)
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(t) for t in (x, *rest)]
+        assert ours(*fake).shape == theirs(*fake).shape
