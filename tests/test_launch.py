@@ -5,6 +5,7 @@ kernel is checked here all the same: which outputs it makes, and what it sends.
 """
 
 import contextlib
+from types import SimpleNamespace
 
 from nbxtensor import runtime
 
@@ -112,3 +113,72 @@ def test_another_current_device(sent, monkeypatch):
     _, launch = plan(1, x, x)
     launch((x, x), (x.data_ptr(), x.data_ptr()))
     assert not sent and len(runtime.pointwise_flat.grids) == 1
+
+
+@pytest.mark.parametrize("layout", ["same", "turned", "first is a row", "other dtype"])
+def test_an_operator_sends_the_same_each_time(sent, monkeypatch, layout):
+    """Planned, found by its key, and recalled by its guard."""
+    monkeypatch.setattr(runtime, "check_device", lambda *_: None)
+    operator = runtime.Pointwise(
+        "sends(Tensor input, Tensor other) -> Tensor",
+        {torch.float32: "body"},
+        promote=torch.result_type,
+    )
+    first, second = LAYOUTS[layout]
+    for count in range(1, 4):
+        result = operator(first, second)
+        want = torch.maximum(first, second)
+        assert (result.shape, result.stride()) == (want.shape, want.stride())
+        assert len(sent) == count
+        addresses = (first.data_ptr(), second.data_ptr(), result.data_ptr())
+        assert sent[-1][2:] == ((*addresses, "tail"), 77)
+    assert first.shape in operator.recent
+    operator.kernel(first, second)
+    assert len(sent) == 4 and len(operator.plans) == 1
+
+
+def compiled(**scratch):
+    """A compiled kernel of two inputs, one output, sizes (1, 7) and a wide stride."""
+    signature = {
+        "a": "*fp32", "b": "*fp32", "c": "constexpr", "out": "*fp32", "out2": "constexpr",
+        "sizes": ("constexpr", "i32"), "steps": ("i64", ("i32", "constexpr")),
+        "none": "constexpr", "BODY": "constexpr",
+    }  # fmt: skip
+    runs = []
+    return SimpleNamespace(
+        _init_handles=lambda: None,
+        function="function",
+        packed_metadata="packed",
+        src=SimpleNamespace(signature=signature),
+        metadata=SimpleNamespace(num_warps=8, shared=64, **scratch),
+        run=lambda *values: runs.append(values),
+        runs=runs,
+    )
+
+
+ARGUMENTS = ((1, 7), (2**40, (3, 1)), None, "body")
+NOTHING = {"global_scratch_size": 0, "profile_scratch_size": 0}
+
+
+def test_what_the_c_launcher_gets(monkeypatch):
+    launcher = SimpleNamespace(_launch_kernel="launch")
+    monkeypatch.setattr(torch._C, "_StaticCudaLauncher", launcher, raising=False)
+    send, head, tail = runtime._direct(compiled(**NOTHING), 5, 2, ARGUMENTS)
+    assert send == "launch"
+    assert head == ("function", 5, 1, 1, 8, 64, "OOO" + "ili" + "OO")
+    assert tail == (7, 2**40, 3, None, None)
+    _, head, tail = runtime._direct(compiled(global_scratch_size=0), 5, 2, ARGUMENTS)
+    assert head[-1] == "OOO" + "ili" + "O" and tail == (7, 2**40, 3, None)
+
+
+@pytest.mark.parametrize("reason", ["no launcher", "scratch"])
+def test_tritons_launcher_stands_in(monkeypatch, reason):
+    launcher = None if reason == "no launcher" else SimpleNamespace(_launch_kernel="launch")
+    monkeypatch.setattr(torch._C, "_StaticCudaLauncher", launcher, raising=False)
+    scratch = NOTHING | ({"global_scratch_size": 16} if reason == "scratch" else {})
+    kernel = compiled(**scratch)
+    send, head, tail = runtime._direct(kernel, 5, 2, ARGUMENTS)
+    send(*head, (11, 12, 13, *tail), 77)
+    (values,) = kernel.runs
+    assert values[:9] == (5, 1, 1, 77, "function", "packed", None, None, None)
+    assert values[9:] == (11, 12, None, 13, None, *ARGUMENTS)
