@@ -473,9 +473,23 @@ def _dispatched(c=torch._C):
     """Whether a dispatch mode or a trace listens to torch's operators.
 
     torch.func's transforms are not asked here: their tensors have no
-    memory of their own, and show when they are asked for an address.
+    memory of their own, and _is_plain notices that.
     """
     return c._len_torch_dispatch_stack() or c._get_tracing_state()
+
+
+def _is_plain(tensor):
+    """Whether a kernel may read the tensor's memory without asking torch.
+
+    A tensor of zeros may have none. It is at address 0, like empty ones.
+    """
+    return (
+        type(tensor) in _PLAIN_TYPES
+        and torch._C._has_storage(tensor)
+        and not (tensor.is_nested or tensor.is_neg())
+        and not (tensor.requires_grad and is_grad_enabled())
+        and tensor.data_ptr() != 0
+    )
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-40
 def _differentiable(operator):
@@ -489,7 +503,7 @@ def _differentiable(operator):
         @staticmethod
         def forward(*tensors):
             if not _overridden():
-                result = operator.launch(tensors, True)
+                result = operator.attempt(tensors)
                 if result is not None:
                     return result
             with torch._C._AutoDispatchBelowAutograd():
@@ -518,10 +532,10 @@ def _differentiable(operator):
 class Operator:
     """A torch operator ``nbx::<name>`` and the shortest way to its kernel.
 
-    A subclass provides four methods. ``launch(tensors, check)``
-    computes; if check is true, it returns None for tensors that are not
-    plain or whose gradient is to be recorded. ``fake(*tensors)`` returns
-    empty results of the right shape, strides, dtype and device.
+    A subclass provides five methods. ``kernel(*tensors)`` computes.
+    ``attempt(tensors)`` does so too, or returns None where torch has to
+    be asked first. ``fake(*tensors)`` returns empty results of the right
+    shape, strides, dtype and device.
     ``vmap(in_dims, *tensors)`` is the rule of torch.vmap: results and
     their batch dimensions. ``jvp(tensors, tangents)`` is the derivative
     in the direction of the tangents, None for those that are zero.
@@ -578,13 +592,10 @@ class Operator:
         if is_dynamo_compiling():
             return self.overload(*tensors)
         if not _overridden():
-            result = self.launch(tensors, True)
+            result = self.attempt(tensors)
             if result is not None:
                 return result
         return self.dispatch(tensors)
-
-    def kernel(self, *tensors):
-        return self.launch(tensors, False)
 
     def dispatch(self, tensors):
         """Call the operator where some layer of torch has a say."""
@@ -744,41 +755,35 @@ class Pointwise(Operator):
         super().__init__(schema)
         self.outputs = len(self.overload._schema.returns)
 
-    def launch(self, tensors, check):
-        if check:
-            result = self.recall(tensors)
-            if result is not None:
-                return result
-            if _dispatched():
-                return None
+    def kernel(self, *tensors):
+        plan, addresses = self.find(tensors)
+        return plan(tensors, addresses)
+
+    def attempt(self, tensors):
+        result = self.recall(tensors)
+        if result is not None:
+            return result
+        if _dispatched() or not all(map(_is_plain, tensors)):
+            return None
+        plan, addresses = self.find(tensors)
+        self.remember(tensors, addresses, plan)
+        return plan(tensors, addresses)
+
+    def find(self, tensors):
+        """The plan for tensors of this layout, and their addresses."""
         key, addresses = (), ()
-        try:
-            for t in tensors:
-                if check and (
-                    type(t) not in _PLAIN_TYPES
-                    or t.is_neg()
-                    or (t.requires_grad and is_grad_enabled())
-                ):
-                    return None
-                at = t.data_ptr()
-                if check and at == 0:  # all zeros without memory, or empty
-                    return None
-                addresses += (at,)
-                where = t.get_device(), at & 15
-                key += (t.shape, t.stride(), t.dtype, *where)
-        except RuntimeError:  # no strides, or no memory of its own
-            if check:
-                return None
-            raise
+        for t in tensors:
+            at = t.data_ptr()
+            addresses += (at,)
+            where = t.get_device(), at & 15
+            key += (t.shape, t.stride(), t.dtype, *where)
         plan = self.plans.get(key)
         if plan is None:
             if len(self.plans) >= 4096:
                 self.plans.clear()
                 self.recent.clear()
             plan = self.plans[key] = self.plan(*tensors)
-        if check:
-            self.remember(tensors, addresses, plan)
-        return plan(tensors, addresses)
+        return plan, addresses
 
     def recall(self, tensors):
         """Launch what was launched before for such tensors, or None."""

@@ -74,14 +74,18 @@ def mish_forward_kernel(
     tl.store(output_ptr + offsets, y, mask=mask)
 
 # %% ../../notebooks/elementwise/mish.ipynb #mish-23
+def _by_dtype(half, full):
+    """One body for results of 16 bits, another for the wider ones."""
+    return {
+        torch.float16: half,
+        torch.bfloat16: half,
+        torch.float32: full,
+        torch.float64: full,
+    }
+
+
 _mish = Pointwise(
-    "mish(Tensor input) -> Tensor",
-    {
-        torch.float16: mish_half,
-        torch.bfloat16: mish_half,
-        torch.float32: mish_full,
-        torch.float64: mish_full,
-    },
+    "mish(Tensor input) -> Tensor", _by_dtype(mish_half, mish_full)
 )
 
 # %% ../../notebooks/elementwise/mish.ipynb #mish-45
@@ -126,12 +130,7 @@ def mish_full_backward(grad, x):
 # %% ../../notebooks/elementwise/mish.ipynb #mish-47
 _mish_backward = Pointwise(
     "mish_backward(Tensor grad, Tensor input) -> Tensor",
-    {
-        torch.float16: mish_half_backward,
-        torch.bfloat16: mish_half_backward,
-        torch.float32: mish_full_backward,
-        torch.float64: mish_full_backward,
-    },
+    _by_dtype(mish_half_backward, mish_full_backward),
 )
 
 
