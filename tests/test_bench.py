@@ -15,9 +15,6 @@ import torch
 
 from conftest import ROOT
 
-# torch's own, when torch.compile is first used.
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-
 # Measured without a GPU: every call takes a microsecond.
 measure = functools.partial(bench.measure, timer=lambda call: 1.0, backend="eager")
 measure_host = functools.partial(bench.measure_host, calls=1, batches=3)
