@@ -8,8 +8,8 @@ Derived, explained and tested in notebooks/foundations/bench.ipynb."""
 __all__ = ['LAYOUTS', 'OPS', 'ALL', 'FEW', 'ENDS', 'TWO', 'THREE', 'UNARY', 'BINARY', 'SUITE', 'HOST', 'moved', 'Op', 'ours',
            'Case', 'cases', 'versions', 'WrongResult', 'check', 'device_time', 'in_turn', 'measure', 'read_kernel',
            'read_all', 'ceilings', 'floor_us', 'host_time', 'host_cases', 'measure_host', 'machine_name', 'machine',
-           'write', 'derive', 'load', 'select', 'best_peer', 'loses', 'losses', 'print_losses', 'Table', 'shape_text',
-           'badge', 'table', 'host_table', 'dry_run', 'run', 'main']
+           'write', 'derive', 'load', 'select', 'best_peer', 'loses', 'losses', 'print_losses', 'Sentence', 'Table',
+           'shape_text', 'badge', 'table', 'host_table', 'dry_run', 'run', 'main']
 
 # %% ../notebooks/foundations/bench.ipynb #bench-02
 import argparse
@@ -628,15 +628,29 @@ def print_losses(rows):
 
     Page: foundations/bench
     """
-    for row in losses(rows):
+    found = losses(rows)
+    for row in found:
         ratio = row["us"]["nbx"] / row["us"][best_peer(row)]
         shape = shape_text(row["shape"])
         what = f"{row['op']:16}  {row['case']:12}  {row['dtype']:8}"
         print(f"{what}  {shape:15}  {ratio:.3f}")
-    if not losses(rows):
+    if not found:
         print("nowhere")
 
 # %% ../notebooks/foundations/bench.ipynb #bench-65
+class Sentence(str):
+    """A text that a page shows as a paragraph.
+
+    Page: foundations/bench
+    """
+
+    def __repr__(self):
+        return str(self)
+
+    def _repr_html_(self):
+        return f"<p>{html.escape(self)}</p>\n"
+
+
 class Table:
     """Lines of text under a heading: HTML on a page, else plain text.
 
@@ -649,7 +663,7 @@ class Table:
     """
 
     def __init__(self, head, lines, note=""):
-        self.head, self.lines, self.note = head, lines, note
+        self.head, self.lines, self.note = head, lines, Sentence(note)
         self.columns = list(zip(head, *lines))
         self.numbers = [
             all(cell[:1] in set("0123456789▼") for cell in column[1:])
@@ -665,7 +679,7 @@ class Table:
             ).rstrip()
             for line in [self.head, *self.lines]
         ]
-        return "\n".join([*text, self.note]).strip()
+        return "\n".join([*text, self.note]).rstrip()
 
     def _repr_html_(self):
         def cells(line, tag):
@@ -676,9 +690,7 @@ class Table:
                 text += f"{html.escape(cell)}</{tag}>"
             return f"<tr>{text}</tr>"
 
-        note = f"<p>{html.escape(self.note)}</p>\n"
-        if not self.head:
-            return note
+        note = self.note._repr_html_()
         body = "\n".join(cells(line, "td") for line in self.lines)
         return (
             '<div class="pst-scrollable-table-container">\n'
@@ -712,7 +724,7 @@ def badge(record, op, size=2**28):
         size: elements of a contiguous tensor.
 
     Returns:
-        A Table without lines.
+        A Sentence.
 
     Page: foundations/bench
     """
@@ -722,7 +734,7 @@ def badge(record, op, size=2**28):
     )
     gpu = record["machine"]["gpu"]
     where = f"At {shape_text([size])} elements on an {gpu}"
-    return Table([], [], f"{where}, in per cent of a copy's speed: {best}.")
+    return Sentence(f"{where}, in per cent of a copy's speed: {best}.")
 
 # %% ../notebooks/foundations/bench.ipynb #bench-69
 def _us(time):

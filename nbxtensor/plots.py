@@ -6,7 +6,7 @@ Derived, explained and tested in notebooks/foundations/plots.ipynb."""
 
 # %% auto #0
 __all__ = ['INK', 'COLOURS', 'LABELS', 'STYLE', 'WIDTH', 'CELL', 'GAP', 'LETTER', 'UNITS', 'use_style', 'offset_grids',
-           'speed_chart', 'bars', 'curves', 'photo']
+           'speed_chart', 'bars', 'curves', 'photo', 'sample_photo']
 
 # %% ../notebooks/foundations/plots.ipynb #plots-02
 import io
@@ -329,3 +329,18 @@ def photo(images):
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=100)
     return Image(data=file.getvalue(), format="png")
+
+# %% ../notebooks/foundations/plots.ipynb #plots-38
+def sample_photo():
+    """matplotlib's photograph of Grace Hopper, in grey.
+
+    Returns:
+        An array of 303 × 256 uint8.
+
+    Page: foundations/plots
+    """
+    from matplotlib.cbook import get_sample_data
+    from PIL import Image
+
+    with get_sample_data("grace_hopper.jpg") as file:
+        return np.array(Image.open(file).convert("L").resize((256, 303)))
