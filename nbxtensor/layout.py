@@ -316,10 +316,11 @@ class LinearLayout:
             raise ValueError(
                 f"index: '{name}' is not one of {', '.join(self.bases)}"
             )
-        if ((value < 0) | (value >= self.sizes[name])).any():
+        in_range = (value >= 0) & (value < self.sizes[name])
+        if value.dtype.kind not in "iu" or not in_range.all():
             raise ValueError(
-                f"index: {name} must be from 0 to {self.sizes[name] - 1}, "
-                f"not {value}"
+                f"index: {name} must be integers from 0 to "
+                f"{self.sizes[name] - 1}, not {value}"
             )
         return value
 
@@ -335,8 +336,10 @@ class LinearLayout:
         inputs = inputs or self.inputs
         sizes = [self.sizes.get(name, 1) for name in inputs]
         grid = np.indices(sizes, sparse=True)
-        found = self.apply(**dict(zip(inputs, grid)))
-        return np.stack([np.broadcast_to(f, sizes) for f in found], -1)
+        places = np.zeros((*sizes, len(self.shape)), dtype=np.int64)
+        for k, found in enumerate(self.apply(**dict(zip(inputs, grid)))):
+            places[..., k] = found
+        return places
 
     @property
     def rank(self):
@@ -548,10 +551,11 @@ def _fault(gl, layout, shape):
         case gl.NVMMADistributedLayout():
             return "version must be 2 or 3"
         case gl.DistributedLinearLayout(shape=own):
-            if not _read(layout, own).is_surjective:
-                return "some elements have no owner"
-        case gl.SharedLinearLayout(shape=own) if own != shape:
-            return f"it is for the shape {own}"
+            ones = _read(layout, own).matrix.sum(0)
+            if sorted(ones[ones > 0]) != [1] * sum(map(_bits, own)):
+                return f"it is for {own}, and no permutation"
+        case gl.SharedLinearLayout():
+            return f"it is for {layout.shape}"
         case gl.NVMMASharedLayout(swizzle_byte_width=width) if width:
             row = shape[0 if layout.transposed else -1]
             held = row * layout.element_bitwidth // 8
@@ -627,6 +631,9 @@ def from_triton(layout, shape):
         raise NotImplementedError(
             "layout: Triton tells those of memory from 3.7 on"
         )
+    bases = (gl.DistributedLinearLayout, gl.SharedLinearLayout)
+    if isinstance(layout, bases) and layout.shape == shape:
+        return _read(layout, shape)
     fault = _fault(gl, layout, shape)
     if fault:
         raise ValueError(f"layout: not linear for {shape}: {fault}")
@@ -764,9 +771,14 @@ def nvidia_mma(shape, version, warps_per_cta, instr_shape):
     *batch, m, n = range(len(shape))
     order = (n, m, *batch[::-1])
     _check_boxes(shape, order, warps_per_cta=warps_per_cta)
-    size = instr_shape[-2:] if version == 2 else instr_shape[:2]
-    fragment = _fragment(n, m, 2, {m: size[0], n: size[1]})
     warps = _fill("warp", warps_per_cta, _warp_order(version, len(shape)))
+    rows, columns = instr_shape[-2:] if version == 2 else instr_shape[:2]
+    if rows != 16 or not _is_power_of_two(columns) or columns < 8:
+        raise ValueError(
+            f"instr_shape: {instr_shape} must have m = 16, and as n a power "
+            "of two from 8"
+        )
+    fragment = _fragment(n, m, 2, {m: rows, n: columns})
     return fit(_tile(fragment, warps, order=order), shape)
 
 # %% ../notebooks/foundations/layout.ipynb #layout-54
@@ -797,6 +809,8 @@ def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
         raise ValueError(
             f"operand_index: {operand_index!r} must be 0, or 1 in version 2"
         )
+    if not _is_power_of_two(k_width):
+        raise ValueError(f"k_width: {k_width!r} must be a power of two")
     *batch, row, column = range(len(shape))
     k, free = (column, row) if operand_index == 0 else (row, column)
     order = (k, free, *batch[::-1])
