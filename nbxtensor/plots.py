@@ -16,6 +16,8 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+from .layout import bank
+
 import numpy as np
 from matplotlib import colormaps, rcParams
 from matplotlib.collections import LineCollection
@@ -767,20 +769,20 @@ def _slice_words(layout, dim, of, copies):
 WORDS = 32  # words in a line of 128 bytes, and banks
 
 
-def _words(addresses, bytes, first=0):
+def _words(addresses, size, first=0):
     """{word: lanes that touch it}; a lane with None rests."""
-    if bytes not in (1, 2, 4, 8, 16):
-        raise ValueError(f"bytes: {bytes} is not 1, 2, 4, 8 or 16")
+    if size not in (1, 2, 4, 8, 16):
+        raise ValueError(f"size: {size} is not 1, 2, 4, 8 or 16 bytes")
     words = {}
     for lane, address in enumerate(addresses, first):
         if address is None:
             continue
-        if address % bytes:
+        if address % size:
             raise ValueError(
-                f"addresses: {address} of lane {lane} is no multiple of "
-                f"{bytes} bytes"
+                f"accesses: {address} of lane {lane} is no multiple of "
+                f"{size} bytes"
             )
-        for word in range(address // 4, (address + bytes - 1) // 4 + 1):
+        for word in range(address // 4, (address + size - 1) // 4 + 1):
             words.setdefault(word, []).append(lane)
     return words
 
@@ -813,12 +815,12 @@ SECTOR = 8  # words
 MOVED = {"asked for": HUES[0], "moved, not asked for": HUES[1]}
 
 
-def sector_view(accesses, bytes=4):
+def sector_view(accesses, size=4):
     """Draw which sectors of global memory a warp's access moves.
 
     Args:
         accesses: {title: byte addresses, one a lane, None to rest}.
-        bytes: that each lane reads or writes there.
+        size: bytes that each lane reads or writes there.
 
     Returns:
         A Picture. A row is a line of 128 bytes, a column a 4-byte word,
@@ -828,7 +830,7 @@ def sector_view(accesses, bytes=4):
     """
     grids, lines = [], []
     for title, addresses in accesses.items():
-        words = _words(addresses, bytes)
+        words = _words(addresses, size)
         sectors = sorted({word // SECTOR for word in words})
         grids.append(_sector_grid(title, words, sectors))
         lines.append(
@@ -861,14 +863,14 @@ def _sector_grid(title, words, sectors):
 SERVED = {"needed anyway": HUES[0], "excess": HUES[1]}
 
 
-def _phases(addresses, bytes):
+def _phases(addresses, size):
     """Phase by phase, the wavefronts, each {word: lanes}."""
-    step = min(WORDS, 4 * WORDS // bytes)
+    step = min(WORDS, 4 * WORDS // size)
     for first in range(0, len(addresses), step):
-        words = _words(addresses[first : first + step], bytes, first)
+        words = _words(addresses[first : first + step], size, first)
         banks = {}
         for word in sorted(words):
-            banks.setdefault(word % WORDS, []).append(word)
+            banks.setdefault(bank(4 * word), []).append(word)
         waves = itertools.zip_longest(*banks.values())
         yield [
             {word: words[word] for word in wave if word is not None}
@@ -876,12 +878,12 @@ def _phases(addresses, bytes):
         ]
 
 # %% ../notebooks/foundations/plots.ipynb #plots-75
-def bank_phases(accesses, bytes=4):
+def bank_phases(accesses, size=4):
     """Draw how shared memory serves a warp's access, bank by bank.
 
     Args:
         accesses: {title: byte addresses, one a lane, None to rest}.
-        bytes: that each lane reads or writes there.
+        size: bytes that each lane reads or writes there.
 
     Returns:
         A Picture. A row is a wavefront, a column a bank, and the text in
@@ -892,7 +894,7 @@ def bank_phases(accesses, bytes=4):
     """
     grids, lines = [], []
     for title, addresses in accesses.items():
-        phases = list(_phases(addresses, bytes))
+        phases = list(_phases(addresses, size))
         waves = sum(map(len, phases))
         count = f"{title}: {_count(waves, 'wavefront')}"
         excess = waves - sum(map(bool, phases))
@@ -1166,10 +1168,10 @@ def _bar_words(groups, value):
     """The bars of each case, in the order of the versions."""
     panels = []
     for dtype, group in groups.items():
+        speeds = [[row[value][v] for v in COLOURS] for row in group]
         cases = [
-            f"{row['case']} "
-            + " · ".join(f"{row[value][version]:.3g}" for version in COLOURS)
-            for row in group
+            f"{row['case']} {' · '.join(f'{speed:.3g}' for speed in three)}"
+            for row, three in zip(group, speeds)
         ]
         panels.append(f"{dtype}: {', '.join(cases)}")
     versions = " · ".join(LABELS[version] for version in COLOURS)
