@@ -37,11 +37,15 @@ from unittest import mock
 
 from . import ptx, runtime
 from .bench import Table, moved
-from .layout import LinearLayout, from_triton, swizzled_shared
+from nbxtensor.layout import (
+    LinearLayout,
+    from_triton,
+    nvmma_shared,
+    swizzled_shared,
+)
 
 import torch
 import triton
-import triton.language as tl
 from triton import knobs
 from triton._utils import type_canonicalisation_dict
 from triton.backends.compiler import GPUTarget
@@ -230,6 +234,16 @@ atexit.register(_stop_workers)
 os.register_at_fork(after_in_child=_forget_workers)
 
 # %% ../notebooks/foundations/audit.ipynb #audit-18
+def _idle_worker():
+    """A worker that waits for work, or None."""
+    while _IDLE:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            worker = _IDLE.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.stop()
+
+
 def _ask(kernel, target, task, *arguments):
     """What a worker answers.
 
@@ -238,10 +252,7 @@ def _ask(kernel, target, task, *arguments):
     """
     request = io.BytesIO()
     _Pickler(request).dump((task, arguments))
-    try:
-        worker = _IDLE.pop()
-    except IndexError:
-        worker = _Worker()
+    worker = _idle_worker() or _Worker()
     try:
         reply, said = worker.ask(request.getvalue())
     except BaseException:
@@ -438,6 +449,19 @@ class Compiled:
         """The PTX, parsed."""
         return ptx.Program(self.ptx)
 
+    @property
+    def home(self):
+        """The kernel's file as the PTX names it."""
+        return self.program.code[0].lines[-1].file
+
+    @property
+    def lines(self):
+        """Counter of PTX instructions by line of the kernel's file."""
+        return Counter(
+            next(line.number for line in i.lines if line.file == self.home)
+            for i in self.program.code
+        )
+
     @functools.cached_property
     def sass(self):
         """The instructions of an NVIDIA GPU, one a line."""
@@ -488,7 +512,10 @@ def compile_for(
 
     Args:
         kernel: a function under @triton.jit or @gluon.jit.
-        signature: {parameter: type}, see above.
+        signature: {parameter: type}, such as "*fp32" or "i32:16", where
+            a divisor follows the colon, by default 16 for pointers and 1
+            for integers. What is no string is a constant. May be nested
+            in tuples.
         constexprs: {parameter: value}: what is known when compiling,
             numbers, dtypes, layouts, device functions or tuples of these.
         target: one of TARGETS.
@@ -529,13 +556,15 @@ FAMILIES = {
     "constant": "LDC ULDC LDCU",
     "atomic": "ATOM ATOMG ATOMS RED REDG",
     "shuffle": "SHFL REDUX",
-    "barrier": "BAR SYNCS MEMBAR ERRBAR FENCE DEPBAR LDGDEPBAR CCTL",
+    "barrier": "BAR SYNCS MEMBAR ERRBAR FENCE DEPBAR LDGDEPBAR CCTL "
+    "WARPGROUP UTCBAR",
+    "tensor memory": "LDTM STTM UTCATOMSWS UTCCP UTCSHIFT UVIRTCOUNT",
     "special": "MUFU",
     "convert": "F2F F2I I2F F2FP F2IP I2FP I2I FRND",
     "move": "MOV UMOV SEL USEL S2R S2UR CS2R CS2UR R2UR P2R R2P UP2UR "
     "PLOP3 UPLOP3 PRMT UPRMT MOVM VOTE VOTEU",
     "control": "BRA EXIT BSSY BSYNC BREAK RET CALL WARPSYNC YIELD BMOV "
-    "JMP ACQBULK NANOSLEEP",
+    "JMP ACQBULK NANOSLEEP ELECT BPT",
 }
 _FAMILY = {
     opcode: family
@@ -711,13 +740,15 @@ def occupancy(target, registers, shared=0, num_warps=4):
         An Occupancy.
 
     Raises:
-        ValueError: another target.
+        ValueError: another target, or not 1 to 255 registers.
 
     Source: CUDA programming guide, technical specifications per compute
     capability; cuda_occupancy.h.
 
     Page: foundations/audit
     """
+    if not 1 <= registers <= 255:
+        raise ValueError(f"registers is {registers}, allowed are 1 to 255")
     if target not in MULTIPROCESSORS:
         known = ", ".join(MULTIPROCESSORS)
         raise ValueError(f"target is {target!r}; allowed are {known}")
@@ -742,10 +773,11 @@ class Chosen:
         name: of the variable, or of the operation if it has none.
         line: in the source, or None.
         op: the operation that makes the value.
-        kind: "registers" or "shared".
+        kind: "registers", "shared" or "tensor memory".
         shape: of the value.
         dtype: of an element, as the compiler writes it.
-        layout: a LinearLayout from the hardware to the value's elements.
+        layout: a LinearLayout from the hardware to the value's elements,
+            or None where this Triton cannot tell.
         padding: pairs (interval, padding) of a padded shared layout.
 
     Page: foundations/audit
@@ -791,15 +823,20 @@ def _named(location, op):
 def _linear(layout, shape):
     """A layout of Gluon's as a linear layout, and its padding."""
     kind = type(layout).__name__
+    # Several buffers behind each other have one layout.
+    order = getattr(layout, "order", shape)
+    rank = getattr(layout, "rank", 0) or len(order)
+    shape = shape[-2:] if kind.startswith("TensorMem") else shape[-rank:]
     if kind == "PaddedSharedLayout":
         bases = {"offset": layout.offset_bases, "block": []}
-        return LinearLayout(bases, shape), tuple(
-            map(tuple, layout.interval_padding_pairs)
-        )
+        padding = tuple(map(tuple, layout.interval_padding_pairs))
+        return LinearLayout(bases, shape), padding
     if kind == "SwizzledSharedLayout":
         numbers = layout.vec, layout.per_phase, layout.max_phase
-        shape = shape[-len(layout.order) :]
         return swizzled_shared(shape, *numbers, layout.order), ()
+    if kind == "NVMMASharedLayout":
+        width, bits = layout.swizzle_byte_width, layout.element_bitwidth
+        return nvmma_shared(shape, width, bits, layout.transposed), ()
     return from_triton(layout, shape), ()
 
 # %% ../notebooks/foundations/audit.ipynb #audit-55
@@ -836,12 +873,16 @@ def _described(builder, op, value):
         return None
     where, sizes, dtype = typed.groups()
     shape = tuple(map(int, sizes.split("x")[:-1]))
-    in_registers = where == "tensor"
-    name = "tensor" if in_registers else "memdesc"
-    layout = getattr(builder, f"get_gluon_layout_from_{name}")(value)
-    kind = "registers" if in_registers else "shared"
-    named = _named(value.get_loc(), op)
-    return *named, op, kind, shape, dtype, *_linear(layout, shape)
+    kind = "registers" if where == "tensor" else "shared"
+    if "tensor_memory" in str(value.get_type()):
+        kind = "tensor memory"
+    name = where.removeprefix("!ttg.")
+    try:
+        layout = getattr(builder, f"get_gluon_layout_from_{name}")(value)
+        found = _linear(layout, shape)
+    except (NotImplementedError, ValueError):
+        found = None, ()
+    return *_named(value.get_loc(), op), op, kind, shape, dtype, *found
 
 
 _TASKS["layouts"] = _layouts
@@ -907,8 +948,7 @@ class Run:
     @property
     def lines(self):
         """{line of the kernel's file: {event: how often}}."""
-        home = self.compiled.program.code[0].lines[-1].file
-        found = self.counters.by_line(home)
+        found = self.counters.by_line(self.compiled.home)
         return {line.number: events for line, events in found.items()}
 
 # %% ../notebooks/foundations/audit.ipynb #audit-65
@@ -958,9 +998,10 @@ def emulate(
         if kind != "constexpr":
             if name not in named:
                 raise TypeError(f"{kernel.name}: no value for '{name}'")
-            pairs = runtime._flatten([kind], [named[name]])
-            known = name not in empty
-            values += [memory.place(name, v, known) for _, v in pairs]
+            pairs = list(runtime._flatten([kind], [named[name]]))
+            for place, (_, value) in enumerate(pairs):
+                part = f"{name}[{place}]" if len(pairs) > 1 else name
+                values.append(memory.place(part, value, name not in empty))
     scratch = len(kernel.program.parameters) - len(values)
     counters = ptx.execute(
         kernel.program, grid, values + [0] * scratch, memory, kernel.shared
@@ -1105,7 +1146,7 @@ def _reported(item, elements):
     found = {
         "target": compiled.target,
         "warps of a program": compiled.num_warps,
-        "registers of a thread": compiled.registers,
+        "registers of a thread, in eights": -(-compiled.registers // 8) * 8,
         "spilled bytes of a thread": compiled.spills,
         "shared bytes of a program": compiled.shared,
     }
