@@ -301,13 +301,15 @@ class LinearLayout:
         Raises:
             ValueError: there is no such input, or not so many indices.
         """
-        found = [np.zeros((), np.int64)] * len(self.shape)
+        index = {n: self._checked_index(n, v) for n, v in index.items()}
+        size = np.broadcast_shapes(*(v.shape for v in index.values()))
+        places = [np.zeros(size, dtype=np.int64) for _ in self.shape]
         for name, value in index.items():
-            value = self._checked_index(name, np.asarray(value))
             for bit, vector in enumerate(self.bases[name]):
                 taken = value >> bit & 1
-                found = [f ^ taken * v for f, v in zip(found, vector)]
-        return tuple(np.broadcast_arrays(*found))
+                for place, step in zip(places, vector):
+                    place ^= taken * step
+        return tuple(places)
 
     __call__ = apply
 
@@ -316,13 +318,14 @@ class LinearLayout:
             raise ValueError(
                 f"index: '{name}' is not one of {', '.join(self.bases)}"
             )
+        value = np.asarray(value)
         in_range = (value >= 0) & (value < self.sizes[name])
         if value.dtype.kind not in "iu" or not in_range.all():
             raise ValueError(
                 f"index: {name} must be integers from 0 to "
                 f"{self.sizes[name] - 1}, not {value}"
             )
-        return value
+        return value.astype(np.int64)
 
     def table(self, *inputs):
         """The coordinates of every index.
@@ -337,8 +340,8 @@ class LinearLayout:
         sizes = [self.sizes.get(name, 1) for name in inputs]
         grid = np.indices(sizes, sparse=True)
         places = np.zeros((*sizes, len(self.shape)), dtype=np.int64)
-        for k, found in enumerate(self.apply(**dict(zip(inputs, grid)))):
-            places[..., k] = found
+        for k, place in enumerate(self.apply(**dict(zip(inputs, grid)))):
+            places[..., k] = place
         return places
 
     @property
@@ -389,6 +392,8 @@ class LinearLayout:
 
     def __mul__(self, other):
         """Tiles of tiles: the bits of other above the bits of this."""
+        if not isinstance(other, LinearLayout):
+            return NotImplemented
         names = dict.fromkeys((*self.shape, *other.shape))
         low = {n: self.shape.get(n, 1) for n in names}
         shape = {n: low[n] * other.shape.get(n, 1) for n in names}
@@ -1049,7 +1054,7 @@ def crosses(conversion):
             return conversion.inputs[axis]
     return None
 
-# %% ../notebooks/foundations/layout.ipynb #layout-80
+# %% ../notebooks/foundations/layout.ipynb #layout-79
 def bank(address):
     """The bank of shared memory that a byte is in.
 
@@ -1100,7 +1105,7 @@ def wavefronts(addresses, size, active=None):
     most = load.max(1).reshape(*addresses.shape[:-1], words)
     return most.sum(-1), (most > 0).sum(-1)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-83
+# %% ../notebooks/foundations/layout.ipynb #layout-82
 def access(registers, shared):
     """The offset at which each index finds its element.
 
@@ -1141,7 +1146,7 @@ def vector_width(offsets, itemsize):
         width += 1
     return 1 << width
 
-# %% ../notebooks/foundations/layout.ipynb #layout-85
+# %% ../notebooks/foundations/layout.ipynb #layout-84
 def excess(offsets, itemsize, vector=None):
     """Wavefronts that a phase of a request takes beyond the first.
 
