@@ -301,13 +301,15 @@ class LinearLayout:
         Raises:
             ValueError: there is no such input, or not so many indices.
         """
-        found = [np.zeros((), np.int64)] * len(self.shape)
+        index = {n: self._checked_index(n, v) for n, v in index.items()}
+        size = np.broadcast_shapes(*(v.shape for v in index.values()))
+        places = [np.zeros(size, dtype=np.int64) for _ in self.shape]
         for name, value in index.items():
-            value = self._checked_index(name, np.asarray(value))
             for bit, vector in enumerate(self.bases[name]):
                 taken = value >> bit & 1
-                found = [f ^ taken * v for f, v in zip(found, vector)]
-        return tuple(np.broadcast_arrays(*found))
+                for place, step in zip(places, vector):
+                    place ^= taken * step
+        return tuple(places)
 
     __call__ = apply
 
@@ -316,13 +318,14 @@ class LinearLayout:
             raise ValueError(
                 f"index: '{name}' is not one of {', '.join(self.bases)}"
             )
+        value = np.asarray(value)
         in_range = (value >= 0) & (value < self.sizes[name])
         if value.dtype.kind not in "iu" or not in_range.all():
             raise ValueError(
                 f"index: {name} must be integers from 0 to "
                 f"{self.sizes[name] - 1}, not {value}"
             )
-        return value
+        return value.astype(np.int64)
 
     def table(self, *inputs):
         """The coordinates of every index.
@@ -337,8 +340,8 @@ class LinearLayout:
         sizes = [self.sizes.get(name, 1) for name in inputs]
         grid = np.indices(sizes, sparse=True)
         places = np.zeros((*sizes, len(self.shape)), dtype=np.int64)
-        for k, found in enumerate(self.apply(**dict(zip(inputs, grid)))):
-            places[..., k] = found
+        for k, place in enumerate(self.apply(**dict(zip(inputs, grid)))):
+            places[..., k] = place
         return places
 
     @property
@@ -389,6 +392,8 @@ class LinearLayout:
 
     def __mul__(self, other):
         """Tiles of tiles: the bits of other above the bits of this."""
+        if not isinstance(other, LinearLayout):
+            return NotImplemented
         names = dict.fromkeys((*self.shape, *other.shape))
         low = {n: self.shape.get(n, 1) for n in names}
         shape = {n: low[n] * other.shape.get(n, 1) for n in names}
@@ -498,7 +503,7 @@ class LinearLayout:
 
 _MIME = "application/vnd.nbxtensor.layout+json"
 
-# %% ../notebooks/foundations/layout.ipynb #layout-32
+# %% ../notebooks/foundations/layout.ipynb #layout-34
 def identity(name, shape):
     """A layout with one input, whose bits are those of its outputs.
 
@@ -525,7 +530,7 @@ def zeros(name, size):
     """
     return LinearLayout({name: [()] * _bits(size)}, {})
 
-# %% ../notebooks/foundations/layout.ipynb #layout-39
+# %% ../notebooks/foundations/layout.ipynb #layout-42
 def _fault(gl, layout, shape):
     """Why the compiler would not survive being asked, or None."""
     if isinstance(layout, (gl.AutoLayout, gl.CoalescedLayout)):
@@ -568,7 +573,7 @@ def _n_fault(n):
     if not _is_power_of_two(n) or n < 8:
         return "n of instr_shape must be a power of two from 8"
 
-# %% ../notebooks/foundations/layout.ipynb #layout-40
+# %% ../notebooks/foundations/layout.ipynb #layout-43
 _INPUTS = {
     "reg_bases": "register",
     "lane_bases": "lane",
@@ -600,7 +605,7 @@ def _builder():
         dialects.load_dialects(context)
     return gluon_ir.GluonOpBuilder(context), context
 
-# %% ../notebooks/foundations/layout.ipynb #layout-41
+# %% ../notebooks/foundations/layout.ipynb #layout-44
 def from_triton(layout, shape):
     """What the compiler makes of one of Gluon's layouts.
 
@@ -644,7 +649,7 @@ def from_triton(layout, shape):
         raise ValueError(f"layout: {error}") from error
     return _read(found, shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-44
+# %% ../notebooks/foundations/layout.ipynb #layout-47
 def fit(tile, shape):
     """A tile's layout for a tensor of any shape.
 
@@ -686,7 +691,7 @@ def _fill(name, box, order, repeat=None):
             layout *= identity(name, {f"dim{d}": box[d]})
     return layout
 
-# %% ../notebooks/foundations/layout.ipynb #layout-45
+# %% ../notebooks/foundations/layout.ipynb #layout-48
 def _tile(*factors, order):
     """The product of factors on dimensions in this order, no clusters."""
     tile = LinearLayout({}, {f"dim{d}": 1 for d in order})
@@ -724,7 +729,7 @@ def blocked(
     factors = [_fill(name, box, order) for name, box in parts]
     return fit(_tile(*factors, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-50
+# %% ../notebooks/foundations/layout.ipynb #layout-53
 def _fragment(inner, outer, width, shape):
     """The part of a tensor core operand that one instruction takes.
 
@@ -739,7 +744,7 @@ def _fragment(inner, outer, width, shape):
         * identity("register", rest)
     )
 
-# %% ../notebooks/foundations/layout.ipynb #layout-53
+# %% ../notebooks/foundations/layout.ipynb #layout-57
 def _warp_order(version, rank):
     """Dimensions over which warps are counted, the fastest first."""
     if version not in (2, 3):
@@ -775,13 +780,13 @@ def nvidia_mma(shape, version, warps_per_cta, instr_shape):
     rows, columns = instr_shape[-2:] if version == 2 else instr_shape[:2]
     if rows != 16 or not _is_power_of_two(columns) or columns < 8:
         raise ValueError(
-            f"instr_shape: {instr_shape} must have m = 16, and as n a power "
+            f"instr_shape: {instr_shape} must have m = 16 and as n a power "
             "of two from 8"
         )
     fragment = _fragment(n, m, 2, {m: rows, n: columns})
     return fit(_tile(fragment, warps, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-54
+# %% ../notebooks/foundations/layout.ipynb #layout-58
 def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
     """An operand of mma, or the first operand of wgmma, in registers.
 
@@ -821,7 +826,7 @@ def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
     warps = _fill("warp", warps_per_cta, ranks, repeat=k)
     return fit(_tile(fragment, warps, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-56
+# %% ../notebooks/foundations/layout.ipynb #layout-60
 def fma_operand(
     shape,
     operand_index,
@@ -864,7 +869,7 @@ def fma_operand(
     ]
     return fit(_tile(*factors, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-59
+# %% ../notebooks/foundations/layout.ipynb #layout-63
 def swizzled_shared(shape, vec, per_phase, max_phase, order):
     """Triton's swizzled layout of shared memory.
 
@@ -911,7 +916,7 @@ def swizzled_shared(shape, vec, per_phase, max_phase, order):
     tile = identity("offset", fastest_first).compose(swizzle)
     return tile.transpose(*shape) * zeros("block", 1)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-62
+# %% ../notebooks/foundations/layout.ipynb #layout-66
 def nvmma_shared(
     shape, swizzle_byte_width, element_bitwidth, transposed=False
 ):
@@ -957,7 +962,7 @@ def nvmma_shared(
     tile *= identity("offset", dict(zip(names, repeat)))
     return tile.transpose("dim0", "dim1")
 
-# %% ../notebooks/foundations/layout.ipynb #layout-64
+# %% ../notebooks/foundations/layout.ipynb #layout-68
 def padded_shared(shape, order):
     """The linear part of Triton's padded layout: the place before pad.
 
@@ -990,7 +995,7 @@ def pad(offset, interval_padding_pairs):
         for interval, padding in interval_padding_pairs
     )
 
-# %% ../notebooks/foundations/layout.ipynb #layout-69
+# %% ../notebooks/foundations/layout.ipynb #layout-73
 def conversion(source, target):
     """Where each index of target finds its element in source.
 
@@ -1049,7 +1054,7 @@ def crosses(conversion):
             return conversion.inputs[axis]
     return None
 
-# %% ../notebooks/foundations/layout.ipynb #layout-75
+# %% ../notebooks/foundations/layout.ipynb #layout-79
 def bank(address):
     """The bank of shared memory that a byte is in.
 
@@ -1100,7 +1105,7 @@ def wavefronts(addresses, size, active=None):
     most = load.max(1).reshape(*addresses.shape[:-1], words)
     return most.sum(-1), (most > 0).sum(-1)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-78
+# %% ../notebooks/foundations/layout.ipynb #layout-82
 def access(registers, shared):
     """The offset at which each index finds its element.
 
@@ -1141,7 +1146,7 @@ def vector_width(offsets, itemsize):
         width += 1
     return 1 << width
 
-# %% ../notebooks/foundations/layout.ipynb #layout-80
+# %% ../notebooks/foundations/layout.ipynb #layout-84
 def excess(offsets, itemsize, vector=None):
     """Wavefronts that a phase of a request takes beyond the first.
 

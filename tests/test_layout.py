@@ -5,14 +5,17 @@ import json
 import pickle
 import random
 
+from nbxtensor import audit, ptx
 from nbxtensor import layout as nbl
 from nbxtensor.layout import LinearLayout, from_triton
 
 import numpy as np
 import pytest
+import torch
 import triton
 from triton._C.libtriton import amd, gluon_ir, ir, nvidia
 from triton._C.libtriton.linear_layout import LinearLayout as Compiled
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.amd import AMDMFMALayout, AMDWMMALayout
 from triton.experimental.gluon.language.nvidia.blackwell import TensorMemoryLayout
@@ -393,6 +396,8 @@ def test_apply_broadcasts():
     assert place.tolist() == np.arange(16).reshape(4, 4).T.tolist()
     assert layout.table()[..., 0].tolist() == place.tolist()
     assert layout(lane=np.arange(0))[0].shape == (0,)
+    wide = LinearLayout({"lane": [(512,)], "block": []}, (1024,))
+    assert wide(lane=np.uint8(1), block=[0, 0])[0].tolist() == [512, 512]
     assert [int(value) for value in layout()] == [0]
     assert layout.table("lane", "register").shape == (4, 4, 1)
 
@@ -634,3 +639,130 @@ def test_excess(compiler, bits):
             assert compiler.get_shared_bank_conflicts(*asked, list(shape), bits) == ours
             seen.append(ours)
     assert len(set(seen)) >= 2 and len(seen) >= 16
+
+
+# Padding: the compiler has no linear layout to compare with, but addresses.
+
+
+@gluon.jit
+def whole_room(
+    x_ptr,
+    y_ptr,
+    M: gl.constexpr,
+    N: gl.constexpr,
+    ROOM: gl.constexpr,
+    TILE: gl.constexpr,
+    PADDED: gl.constexpr,
+    FLAT: gl.constexpr,
+    PLAIN: gl.constexpr,
+):
+    """Put a tile into padded memory, and copy that memory as it is."""
+    rows = gl.arange(0, M, gl.SliceLayout(1, TILE))[:, None]
+    columns = gl.arange(0, N, gl.SliceLayout(0, TILE))[None, :]
+    x = gl.load(x_ptr + rows * N + columns)
+    nothing = gl.full([ROOM], -1, gl.int32, FLAT)
+    room = gl.allocate_shared_memory(gl.int32, [ROOM], PLAIN, nothing)
+    room._reinterpret(gl.int32, [M, N], PADDED).store(x)
+    gl.store(y_ptr + gl.arange(0, ROOM, FLAT), room.load(FLAT))
+
+
+@gluon.jit
+def through_padded(
+    x_ptr, M: gl.constexpr, N: gl.constexpr, ROWS: gl.constexpr, PADDED: gl.constexpr
+):
+    """Put a tile into padded memory."""
+    rows = gl.arange(0, M, gl.SliceLayout(1, ROWS))[:, None]
+    columns = gl.arange(0, N, gl.SliceLayout(0, ROWS))[None, :]
+    x = gl.load(x_ptr + rows * N + columns)
+    tile = gl.allocate_shared_memory(gl.int32, [M, N], PADDED, x)
+    gl.store(x_ptr + rows * N + columns, tile.load(ROWS))
+
+
+PAIRS = [[[32, 4]], [[8, 2]], [[8, 1], [32, 4]]]
+SCALAR = ((1, 1), (4, 8), (4, 1))
+
+
+@pytest.mark.skipif(VERSION >= (3, 9), reason="Triton 3.9 does not read padded memory as plain")
+@pytest.mark.parametrize("order", [(1, 0), (0, 1)])
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_padded_addresses(pairs, order):
+    m, n = 16, 32
+    x = torch.arange(m * n, dtype=torch.int32)
+    y = torch.zeros(2 * m * n, dtype=torch.int32)
+    audit.emulate(
+        whole_room,
+        1,
+        x,
+        y,
+        M=m,
+        N=n,
+        ROOM=2 * m * n,
+        TILE=gluon_boxes(SCALAR, (1, 0)),
+        PADDED=gl.PaddedSharedLayout.with_identity_for(pairs, [m, n], list(order)),
+        FLAT=gl.BlockedLayout([1], [32], [4], [0]),
+        PLAIN=gl.SwizzledSharedLayout(1, 1, 1, [0]),
+    )
+    row, column = nbl.padded_shared((m, n), order)(offset=np.arange(m * n))
+    expected = np.full(2 * m * n, -1)
+    expected[nbl.pad(np.arange(m * n), pairs)] = row * n + column
+    assert y.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("lanes, warps", [((1, 32), (4, 1)), ((32, 1), (1, 4)), ((4, 8), (4, 1))])
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_padded_wavefronts(pairs, lanes, warps):
+    box = ((1, 1), lanes, warps)
+    padded = gl.PaddedSharedLayout.with_identity_for(pairs, [32, 32], [1, 0])
+    x = torch.arange(1024, dtype=torch.int32)
+    run = audit.emulate(
+        through_padded, 1, x, M=32, N=32, ROWS=gluon_boxes(box, (1, 0)), PADDED=padded
+    )
+    offsets = nbl.access(nbl.blocked((32, 32), *box, (1, 0)), nbl.padded_shared((32, 32), (1, 0)))
+    places = nbl.pad(offsets.table("register", "warp", "lane")[..., 0], pairs)
+    waves, _ = nbl.wavefronts(4 * places, 4)
+    assert x.tolist() == list(range(1024))
+    assert run["shared_store_wavefronts"] == run["shared_load_wavefronts"] == waves.sum()
+
+
+def test_small_padding_misaligns_vectors():
+    """What the page warns of: Triton does not look at the padding."""
+    padded = gl.PaddedSharedLayout.with_identity_for([[8, 1]], [32, 32], [1, 0])
+    x = torch.zeros(1024, dtype=torch.int32)
+    rows = gluon_boxes(((1, 4), (4, 8), (4, 1)), (1, 0))
+    with pytest.raises(ptx.Fault, match="misaligned.* 16 bytes at byte 36"):
+        audit.emulate(through_padded, 1, x, M=32, N=32, ROWS=rows, PADDED=padded)
+
+
+# The solutions of the page's exercises.
+
+
+def test_exercise_1():
+    plain = LinearLayout(
+        {"register": [(0, 1)], "lane": [(0, 2), (0, 4), (1, 0), (2, 0), (4, 0)]}, (8, 8)
+    )
+    turned = plain.transpose("dim1", "dim0")
+    turned = LinearLayout(turned.bases, (8, 8))
+    lane = np.arange(32)
+    row, column = plain(lane=lane, register=[[0], [1]])
+    assert (row == lane // 4).all() and (column[1] == column[0] + 1).all()
+    row, column = turned(lane=lane, register=[[0], [1]])
+    assert (column == lane // 4).all() and (row[1] == row[0] + 1).all()
+    moved = nbl.conversion(plain, turned)
+    assert nbl.crosses(moved) == "lane"
+    assert moved.bases["register"] == ((0, 4),)
+
+
+def test_exercise_2():
+    rows = nbl.nvidia_mma((16, 8), 2, (1, 1), (16, 8)).slice(1)
+    assert rows.inputs == ("register", "lane", "warp", "block")
+    assert rows.kernel() == [(0, 1, 0, 0), (0, 2, 0, 0)]
+
+
+@pytest.mark.parametrize("columns, numbers", [(64, (8, 1, 8)), (32, (8, 2, 4))])
+def test_exercise_3(columns, numbers):
+    registers = nbl.blocked((8, columns), (1, 8), (8, 4), (1, 1), (0, 1))
+    for swizzle, expected in {(1, 1, 1): 7 if columns == 64 else 3, numbers: 0}.items():
+        memory = nbl.swizzled_shared((8, columns), *swizzle, (1, 0))
+        offsets = nbl.access(registers, memory)
+        assert nbl.vector_width(offsets, 2) == 8
+        assert nbl.excess(offsets, 2) == expected
