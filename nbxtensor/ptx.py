@@ -855,14 +855,14 @@ def _narrow(value, to, modifiers):
         return bits + np.uint64(0x1000) & np.uint64(0xFFFFE000)
     if to.kind == "bf":
         bits = _round_to_bf16(np.ascontiguousarray(value))
-        result = _unpack(bits, to)
+        result = _unpack(bits, TYPES["bf16"])
     else:
         result = np.ascontiguousarray(value.astype(to.dtype))
     if "rz" not in modifiers:
         return result
     beyond = abs(result.astype(np.float64)) > abs(value)
     if to.kind == "bf":
-        return _unpack(bits - beyond.astype(np.uint16), to)
+        return _unpack(bits - beyond.astype(np.uint16), TYPES["bf16"])
     bits = result.view(f"u{to.bits // 8}")
     return (bits - beyond.astype(bits.dtype)).view(to.dtype)
 
