@@ -7,8 +7,7 @@ Derived, explained and tested in notebooks/foundations/ptx.ipynb."""
 # %% auto #0
 __all__ = ['TYPES', 'FLOAT', 'INTEGER', 'FRAME', 'LOCATION', 'STATEMENT', 'ENTRY', 'SHARED', 'OPERATIONS', 'CONTROL', 'BATCH',
            'Type', 'Register', 'Special', 'Symbol', 'Number', 'Not', 'Address', 'Vector', 'Line', 'Instruction',
-           'Program', 'Fault', 'Memory', 'Shared', 'Access', 'sectors', 'wavefronts', 'Counters', 'count_access',
-           'Machine', 'Copy', 'execute']
+           'Program', 'Unsupported', 'Fault', 'Memory', 'sectors', 'wavefronts', 'Counters', 'Machine', 'execute']
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-02
 import itertools
@@ -255,10 +254,14 @@ def _body(text, start):
             if statement.startswith(".reg"):
                 _declare(statement, scopes[-1], rows)
             elif statement[0] != ".":
-                here = text.count("\n", 0, found.end()) + 1
-                where = lines or (Line("ptx", here),)
+                where = lines or _own_line(text, found.end())
                 code.append(_instruction(statement, scopes[-1], where))
     return code, labels, rows
+
+
+def _own_line(text, end):
+    """Where a statement of a text without .loc stands in it."""
+    return (Line("ptx", text.count("\n", 0, end) + 1),)
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-16
 ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{]*)", re.S)
@@ -306,6 +309,9 @@ class Program:
                 "threads of a warp, is supported"
             )
         self.code, self.labels, self.rows = _body(text, entry.end())
+        if self.code and self.code[-1].opcode not in ("ret", "exit", "bra"):
+            end = self.code[-1].lines
+            self.code.append(_instruction("ret", {}, end))
         self.variables, self.shared = _variables(text)
 
 
@@ -445,6 +451,10 @@ def _fma_exact(a, b, c):
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-31
 OPERATIONS = {}
+
+
+class Unsupported(Exception):
+    """Something that the machine does not know; it adds the line."""
 
 
 def _operation(opcodes, modifiers=""):
@@ -650,8 +660,12 @@ _FUNCTIONS = {
 @_pure(" ".join(_FUNCTIONS), "approx rn ftz")
 def _function(i, a):
     """A special function, in float64, rounded once."""
+    if i.type.bits == 64 and "ftz" in i.modifiers:
+        raise Unsupported("the coarse approximation in float64")
     value = _FUNCTIONS[i.opcode](_flush(i, a).astype(np.float64))
-    return _finish(i, value if i.type.kind == "bf" else value.astype(a.dtype))
+    if i.type.kind != "bf":  # that one is still to be rounded
+        value = value.astype(a.dtype)
+    return _finish(i, value)
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-42
 @_pure("and or xor")
@@ -756,8 +770,8 @@ def _permute(i, a, b, selector):
 
 def _bit_matrix(a):
     """[…, bits], the lowest bit first."""
-    width = a.dtype.itemsize * 8
-    return a[..., None] >> np.arange(width).astype(a.dtype) & a.dtype.type(1)
+    places = np.arange(a.dtype.itemsize * 8).astype(a.dtype)
+    return a[..., None] >> places & a.dtype.type(1)
 
 
 @_pure("popc clz", writes=lambda i: TYPES["u32"])
@@ -850,6 +864,8 @@ def _float_to_integer(value, rounded, source, to):
 def _narrow(value, to, modifiers):
     """A float in a smaller type, rounded to nearest or towards zero."""
     if to.bits == 32 and to.kind == "b":  # tf32: ties away from zero
+        if "rna" not in modifiers:
+            raise Unsupported("tf32 with this rounding")
         bits = np.where(np.isnan(value), _nan(value.dtype), value)
         bits = bits.view(np.uint32).astype(np.uint64)
         return bits + np.uint64(0x1000) & np.uint64(0xFFFFE000)
@@ -882,7 +898,7 @@ def _convert(value, source, to, i):
         if to.kind == "f":
             return value.astype(to.dtype)
         if source.bits == 64:
-            raise NotImplementedError("64-bit integers to bf16")
+            raise Unsupported("a 64-bit integer as bf16")
         return exact
     if "sat" in i.modifiers:
         info, own = np.iinfo(to.dtype), np.iinfo(value.dtype)
@@ -1022,7 +1038,8 @@ class Memory:
         offset = (addresses & (1 << _ROOM) - 1) - _MIDDLE
         inside = (which >= 0) & (which < len(self.sizes))
         which = np.where(inside, which, 0)
-        inside &= (offset >= 0) & (offset + size <= _take(self.sizes, which))
+        room = _take(self.sizes, which) - size
+        inside &= (offset >= 0) & (offset <= room)
         return _take(self.starts, which) + offset, inside
 
     def may_write(self, addresses):
@@ -1044,7 +1061,7 @@ def _take(table, index):
     return np.array([*table, 0], dtype=np.int64)[index]
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-55
-class Shared:
+class _Shared:
     """The shared memory of several programs, one after another.
 
     Args:
@@ -1080,7 +1097,7 @@ class Shared:
             rows[programs] = _NOBODY
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-57
-class Access(NamedTuple):
+class _Access(NamedTuple):
     """What one instruction does to memory.
 
     Args:
@@ -1131,8 +1148,8 @@ def _access(machine, i, kind, space, operand, size, unit, active):
         check(seen.all(1), "uninitialised", ", never written")
     if kind != "load":
         check(memory.may_write(addresses), "read-only")
-    count_access(machine, f"{space}_{kind}_", size, everywhere, active)
-    return Access(space, kind, size, threads, unit, cells)
+    _count_access(machine, f"{space}_{kind}_", size, everywhere, active)
+    return _Access(space, kind, size, threads, unit, cells)
 
 
 def _all_ones(unit):
@@ -1168,9 +1185,9 @@ def _put(machine, i, access, values):
                     f"{one} and {two} write different values to one place")
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-59
+_SCOPES = "relaxed acquire release cta cluster gpu sys"
 _CACHE = (
-    "ca cg cs cv lu wb wt nc weak volatile relaxed acquire release "
-    "cta cluster gpu sys v2 v4 v8 L1::evict_first L1::evict_last "
+    f"{_SCOPES} ca cg cs cv lu wb wt nc weak volatile v2 v4 v8 L1::evict_first L1::evict_last "
     "L1::evict_normal L1::evict_unchanged L1::no_allocate "
     "L2::cache_hint L2::evict_first L2::evict_last L2::evict_normal "
     "L2::64B L2::128B L2::256B"
@@ -1321,7 +1338,7 @@ class Counters:
         return {line: dict(found[line]) for line in sorted(found)}
 
 
-def count_access(machine, name, size, addresses, active):
+def _count_access(machine, name, size, addresses, active):
     """Add an access to the counters whose names begin with name."""
     each = active.reshape(-1, 32)
     some = each.any(1)
@@ -1362,11 +1379,11 @@ class Machine:
         self.meeting = {}  # index in code: threads that wait for their warp
         self.arrived = defaultdict(list)  # barrier: (index, threads)
         self.index = 0  # of the instruction that is executed
-        self.shared = Shared(programs, program.threads, shared,
+        self.shared = _Shared(programs, program.threads, shared,
                              _finest_access(program))  # fmt: skip
         self.copies, self.groups = [], np.zeros(size, np.int64)
         self.registers = {
-            bits: np.zeros((count, size), "?" if bits == 1 else f"u{bits // 8}")
+            bits: np.zeros((count, size), _row_dtype(bits))
             for bits, count in program.rows.items()
         }
         self.special = _special(program, origin, grid, programs)
@@ -1382,11 +1399,11 @@ class Machine:
             return ~self.read(operand.operand, type)
         if isinstance(operand, Special):
             if operand.name not in self.special:
-                raise self.unknown(f"register {operand.name}")
+                raise Unsupported(f"register {operand.name}")
             return self.special[operand.name].astype(type.dtype)
         if operand.name in self.program.variables:
             return _constant(self.program.variables[operand.name], type)
-        raise self.unknown(f"operand {operand}")
+        raise Unsupported(f"operand {operand}")
 
     def write(self, register, type, value, active):
         """Set a register in the active threads."""
@@ -1439,13 +1456,11 @@ class Machine:
         place = [self.special[f"%ctaid.{d}"][first].item() for d in "xyz"]
         return f"thread {thread} of program {tuple(place)}"
 
-    def unknown(self, what):
-        i = self.program.code[self.index]
-        return NotImplementedError(
-            f"{i.lines[0]}: {what} is not supported\n    {i.text}"
-        )
-
 # %% ../notebooks/foundations/ptx.ipynb #ptx-68
+def _row_dtype(bits):
+    return "?" if bits == 1 else f"u{bits // 8}"
+
+
 @lru_cache(maxsize=4096)
 def _constant(value, type):
     """A number as an instruction of that type reads it."""
@@ -1509,6 +1524,16 @@ def _step(machine, watch):
     machine.count("instructions", here.reshape(-1, 32).any(1).sum())
     if watch is not None:
         watch(i, active)
+    try:
+        _perform(machine, i, here, active)
+    except Unsupported as error:
+        raise NotImplementedError(
+            f"{i.lines[0]}: {error} is not supported\n    {i.text}"
+        ) from None
+
+
+def _perform(machine, i, here, active):
+    """Find the function of an instruction, and call it."""
     control = CONTROL.get(i.opcode)
     if control is not None:
         control(machine, i, here, active)
@@ -1516,9 +1541,9 @@ def _step(machine, watch):
     function, modifiers = OPERATIONS.get(i.opcode, (None, ()))
     strange = [m for m in i.modifiers if m not in modifiers]
     if function is None or strange:
-        raise machine.unknown(".".join([i.opcode, *strange]))
+        raise Unsupported(".".join([i.opcode, *strange]))
     function(machine, i, active)
-    _go(machine, index + 1, here)
+    _go(machine, machine.index + 1, here)
 
 
 CONTROL = {}
@@ -1562,15 +1587,16 @@ def _trap(machine, i, here, active):
 # %% ../notebooks/foundations/ptx.ipynb #ptx-72
 @_control("bar barrier")
 def _barrier(machine, i, here, active):
-    if not {"sync", "cta", "aligned"} >= set(i.modifiers) - {"warp"}:
-        raise machine.unknown(".".join([i.opcode, *i.modifiers]))
     if "warp" in i.modifiers:
         _warp_barrier(machine, i, here, active)
         return
-    _check_whole_warps(machine, i, active)
+    fixed = all(isinstance(o, Number) for o in i.operands)
+    if not fixed or set(i.modifiers) - {"cta", "aligned"} != {"sync"}:
+        raise Unsupported("this form of a barrier")
+    if i.opcode == "bar" or "aligned" in i.modifiers:
+        _check_whole_warps(machine, i, active)
     machine.count("barriers", active.reshape(-1, 32).any(1).sum())
-    number, *count = i.operands
-    key = number.value, *(c.value for c in count)
+    key = tuple(o.value for o in i.operands)  # number, and threads
     machine.arrived[key].append((machine.index, active))
     _go(machine, machine.index + 1, here & ~active)
     _release(machine, key)
@@ -1578,17 +1604,16 @@ def _barrier(machine, i, here, active):
 
 def _release(machine, key):
     """Let programs go on whose threads have all arrived."""
+    size = machine.program.threads
     waiting = machine.arrived.pop(key)
-    need = key[1] if len(key) > 1 else machine.program.threads
     total = sum(threads.astype(int) for _, threads in waiting)
-    counts = total.reshape(-1, machine.program.threads).sum(1)
-    done = np.repeat(counts == need, machine.program.threads)
+    full = total.reshape(-1, size).sum(1) == (key[1:] or (size,))[0]
+    done = np.repeat(full, size)
     for index, threads in waiting:
         _go(machine, index + 1, threads & done)
         if (threads & ~done).any():
             machine.arrived[key].append((index, threads & ~done))
-    if need == machine.program.threads:
-        machine.shared.forget(counts == need)
+    machine.shared.forget(full)
 
 
 def _check_whole_warps(machine, i, active):
@@ -1598,10 +1623,10 @@ def _check_whole_warps(machine, i, active):
     if part.any():
         warp = int(np.argmax(part))
         here, away = np.argmax(each[warp]), np.argmin(each[warp])
+        missing = (32 * warp + away) % machine.program.threads
         raise Fault("divergence", i,
                     f"{machine.who(32 * warp + here)} is here without "
-                    f"thread {(32 * warp + away) % machine.program.threads} "
-                    "of its warp")  # fmt: skip
+                    f"thread {missing} of its warp")  # fmt: skip
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-74
 def _complete(machine, i, active, members):
@@ -1637,6 +1662,7 @@ def _rendezvous(machine, i, here, active, mask):
     late = active & ~ready
     if late.any():
         machine.meeting[machine.index] = late
+        machine.count("instructions", -late.reshape(-1, 32).any(1).sum())
     _go(machine, machine.index + 1, here & ~late)
     return ready
 
@@ -1647,12 +1673,20 @@ def _warp_barrier(machine, i, here, active):
     machine.shared.epochs += ready.reshape(-1, 32).any(1)
 
 
+_LANES = {
+    "up": lambda own, lane, segment: own - lane,
+    "down": lambda own, lane, segment: own + lane,
+    "bfly": lambda own, lane, segment: own ^ lane,
+    "idx": lambda own, lane, segment: own & segment | lane & ~segment,
+}
+
+
 @_control("shfl")
 def _shuffle(machine, i, here, active):
     """Each thread reads a register of another lane of its warp."""
     mode = i.modifiers[-1]
-    if i.modifiers[0] != "sync" or mode not in ("up", "down", "bfly", "idx"):
-        raise machine.unknown(".".join([i.opcode, *i.modifiers]))
+    if i.modifiers not in [("sync", m) for m in _LANES]:
+        raise Unsupported(".".join([i.opcode, *i.modifiers]))
     ready = _rendezvous(machine, i, here, active, i.operands[4])
     if not ready.any():
         return
@@ -1664,12 +1698,7 @@ def _shuffle(machine, i, here, active):
     lane, bound = lane.astype(int) & 31, clamp.astype(int) & 31
     segment = clamp.astype(int) >> 8 & 31
     last = own & segment | bound & ~segment
-    source = {
-        "up": own - lane,
-        "down": own + lane,
-        "bfly": own ^ lane,
-        "idx": own & segment | lane & ~segment,
-    }[mode]
+    source = _LANES[mode](own, lane, segment)
     inside = source >= last if mode == "up" else source <= last
     thread = np.arange(machine.size) - own + np.where(inside, source, own)
     deaf = ready & ~ready[thread]
@@ -1678,8 +1707,7 @@ def _shuffle(machine, i, here, active):
         raise Fault("divergence", i,
                     f"{machine.who(k)} reads lane {source[k]}, which takes "
                     "no part")  # fmt: skip
-    to = i.operands[0]
-    register, *predicate = _items(to)
+    register, *predicate = _items(i.operands[0])
     machine.write(register, TYPES["b32"], value[thread], ready)
     for p in predicate:
         machine.write(p, TYPES["pred"], inside, ready)
@@ -1776,8 +1804,8 @@ def _report_race(machine, access, trace, cell, thread, verb):
         name = "other threads"
     does = {"load": "reads", "store": "writes"}.get(access.kind, "updates")
     raise Fault("race", i,
-                f"{machine.who(thread)} {does} byte {byte} of shared memory,"
-                f" which {name} {verb} at {other.lines[0]} with no barrier "
+                f"{machine.who(thread)} {does} byte {byte} of shared "
+                f"memory, which {name} {verb} at {other.lines[0]} with no barrier "
                 f"in between:\n    {other.text}\n  then")  # fmt: skip
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-78
@@ -1790,18 +1818,18 @@ _ATOMIC = {
     "xor": lambda old, a: old ^ a,
     "exch": lambda old, a: a,
     "cas": lambda old, a, b: b if old == a else old,
-    "inc": lambda old, a: old * 0 if old >= a else old + old.dtype.type(1),
-    "dec": lambda old, a: a if old == 0 or old > a else old - old.dtype.type(1),
+    "inc": lambda old, a: 0 if old >= a else int(old) + 1,
+    "dec": lambda old, a: a if old == 0 or old > a else int(old) - 1,
 }
 
 
-@_operation("atom red", "global shared shared::cta acq_rel noftz v2 v4 "
-            f"{_CACHE} {' '.join(_ATOMIC)}")  # fmt: skip
+@_operation("atom red", "global shared shared::cta acq_rel noftz "
+            f"{_SCOPES} {' '.join(_ATOMIC)}")  # fmt: skip
 def _atomic(machine, i, active):
     name = next(m for m in i.modifiers if m in _ATOMIC)
     address, *sources = i.operands if i.opcode == "red" else i.operands[1:]
-    if i.type.kind == "bf" or i.type.count > 1 or {"v2", "v4"} & set(i.modifiers):
-        raise machine.unknown(".".join([i.opcode, *i.modifiers]))
+    if i.type.kind == "bf" or i.type.count > 1:
+        raise Unsupported("an atomic of this type")
     size = i.type.bits // 8
     access = _access(machine, i, "atomic", _space(i), address, size, size,
                      active)  # fmt: skip
@@ -1819,14 +1847,13 @@ def _atomic(machine, i, active):
         machine.write(i.operands[0], Type("b", 8 * size), bits, active)
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-80
-class Copy(NamedTuple):
+class _Copy(NamedTuple):
     """A copy on its way: its threads, their groups, and what to write."""
 
     threads: np.ndarray
     groups: np.ndarray
-    access: Access
+    access: _Access
     values: np.ndarray
-    instruction: Instruction
     index: int
 
 
@@ -1847,13 +1874,15 @@ def _copy(machine, i, active):
 def _start_copy(machine, i, active):
     """Read the source now; the destination is in flight."""
     to, source, size, *rest = i.operands
+    if "L2::cache_hint" in i.modifiers:
+        rest = rest[:-1]
     size = size.value
     count = machine.read(rest[0], TYPES["u32"]) if rest else np.uint32(size)
     count = np.broadcast_to(count, machine.size)
     full = active & (count == size)
     values = np.zeros((machine.size, size), np.uint8)
     if (active & ~full & (count > 0)).any():
-        raise machine.unknown("a copy of fewer bytes than its size")
+        raise Unsupported("a copy of fewer bytes than its size")
     source = _access(machine, i, "load", "global", source, size, size, full)
     values[source.threads] = _get(machine, source).view(np.uint8)
     access = _access(machine, i, "store", "shared", to, size, size, active)
@@ -1861,8 +1890,8 @@ def _start_copy(machine, i, active):
     _put(machine, i, access, values)
     machine.shared.known.view(f"u{access.unit}")[access.cells] = 0
     machine.copies.append(
-        Copy(access.threads, machine.groups[access.threads], access, values,
-             i, machine.index)  # fmt: skip
+        _Copy(access.threads, machine.groups[access.threads], access,
+             values, machine.index)  # fmt: skip
     )
 
 
@@ -1874,16 +1903,23 @@ def _deliver(machine, active, pending):
         done = active[own] & (copy.groups < machine.groups[own] - pending)
         for part, ready in ((done, True), (~done, False)):
             if part.any():
-                some = Copy(own[part], copy.groups[part],
+                some = _Copy(own[part], copy.groups[part],
                             copy.access._replace(
                                 threads=own[part],
                                 cells=copy.access.cells[part]),
-                            copy.values[part], *copy[4:])  # fmt: skip
+                            copy.values[part], copy.index)  # fmt: skip
                 if ready:
-                    _put(machine, copy.instruction, some.access, some.values)
+                    _arrive(machine, some)
                 else:
                     left.append(some)
     machine.copies = left
+
+
+def _arrive(machine, copy):
+    """Write what was copied, as if the copy were executed now."""
+    index, machine.index = machine.index, copy.index
+    _put(machine, machine.program.code[copy.index], copy.access, copy.values)
+    machine.index = index
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-82
 _FRAGMENTS = {
@@ -1908,7 +1944,7 @@ _FRAGMENTS = {
 
 @lru_cache(maxsize=None)
 def _fragment(key):
-    """Coordinates of each (lane, register), a matrix for each coordinate."""
+    """Coordinates of each (lane, register), one matrix for each."""
     registers, lanes = (part.split() for part in _FRAGMENTS[key].split(","))
     index = np.arange(32)[:, None], np.arange(2 ** len(registers))[None]
     found = 0
@@ -1944,12 +1980,12 @@ def _mma(machine, i, active):
             (shape, kind_b.bits, "b" + tail[1]),
             (shape, kind_c.bits, "c")]  # fmt: skip
     if any(key not in _FRAGMENTS for key in keys):
-        raise machine.unknown(i.text.split()[0])
+        raise Unsupported(i.text.split()[0])
     kinds = [_multiplicand(kind) for kind in (kind_a, kind_b, kind_c)]
     sizes = (m, k), (k, n), (m, n)
     a, b, c = (
-        _gather_matrix(machine, operand, kind, key, size + four)
-        for operand, kind, key, size in zip(i.operands[1:], kinds, keys, sizes)
+        _gather_matrix(machine, *what, size + four)
+        for *what, size in zip(i.operands[1:], kinds, keys, sizes)
     )
     result = c + np.einsum("wmk...,wkn...->wmn...", a, b)
     values = result[(slice(None), *_fragment((shape, to.bits, "c")))]
@@ -2034,7 +2070,9 @@ def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             f"arguments: {len(arguments)} given, kernel {program.name} has "
             f"{len(program.parameters)} parameters"
         )
-    values = [memory.address(a) if isinstance(a, str) else a for a in arguments]
+    values = [
+        memory.address(a) if isinstance(a, str) else a for a in arguments
+    ]
     named = dict(zip(program.parameters, values))
     sizes = (grid,) if isinstance(grid, int) else tuple(grid)
     sizes += (1,) * (3 - len(sizes))
@@ -2043,8 +2081,8 @@ def execute(program, grid, arguments, memory, shared=0, *, watch=None,
     counters = Counters(program)
     with np.errstate(all="ignore"):
         for origin in range(0, total, batch):
-            machine = Machine(program, origin, sizes,
-                              min(batch, total - origin), named, memory,
+            count = min(batch, total - origin)
+            machine = Machine(program, origin, sizes, count, named, memory,
                               shared + program.shared, counters)  # fmt: skip
             _run(machine, watch, limit)
     return counters
