@@ -438,7 +438,7 @@ def _is_moderate(a, b, c):
 def _fma_exact(a, b, c):
     """a b + c for two numbers, by exact arithmetic."""
     plain = np.float64(a) * np.float64(b) + np.float64(c)
-    if 0 in (a, b, c) or not np.isfinite([a, b, c]).all():
+    if 0 in (a, b) or not np.isfinite([a, b, c]).all():
         return plain
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
