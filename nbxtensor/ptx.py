@@ -7,16 +7,14 @@ Derived, explained and tested in notebooks/foundations/ptx.ipynb."""
 # %% auto #0
 __all__ = ['TYPES', 'FLOAT', 'INTEGER', 'FRAME', 'LOCATION', 'STATEMENT', 'ENTRY', 'SHARED', 'OPERATIONS', 'CONTROL', 'BATCH',
            'Type', 'Register', 'Special', 'Symbol', 'Number', 'Not', 'Address', 'Vector', 'Line', 'Instruction',
-           'Program', 'Fault', 'Memory', 'Shared', 'Access', 'sectors', 'wavefronts', 'Counters', 'count_access',
-           'Machine', 'Copy', 'execute']
+           'Program', 'Unsupported', 'Fault', 'Memory', 'sectors', 'wavefronts', 'Counters', 'Machine', 'execute']
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-02
-import itertools
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +42,7 @@ class Type(NamedTuple):
         kind = {"s": "i", "f": "f", "pred": "?"}.get(self.kind, "u")
         return np.dtype(kind if kind == "?" else f"{kind}{self.bits // 8}")
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-07
 TYPES = {
     f"{kind}{bits}": Type(kind, bits)
     for kind in "bus"
@@ -57,7 +55,7 @@ TYPES |= {
     for name in ("u16", "s16", "f16", "bf16")
 }
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-07
+# %% ../notebooks/foundations/ptx.ipynb #ptx-08
 class Register(NamedTuple):
     """A register: its name, its size, and which of that size it is."""
 
@@ -89,7 +87,7 @@ class Not(NamedTuple):
 
     operand: object
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-09
 class Address(NamedTuple):
     """[base + offset]."""
 
@@ -102,7 +100,7 @@ class Vector(NamedTuple):
 
     items: tuple
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-08
+# %% ../notebooks/foundations/ptx.ipynb #ptx-10
 FLOAT = re.compile(r"0[fFdD]([0-9a-fA-F]{8}|[0-9a-fA-F]{16})")
 INTEGER = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|\d+)U?")
 
@@ -112,7 +110,7 @@ def _split(text):
     parts = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)
     return [part.strip() for part in parts if part.strip()]
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-11
 def _operand(text, registers):
     """Parse one operand."""
     if text[0] == "{":
@@ -143,7 +141,7 @@ def _integer(digits):
     octal = len(digits) > 1 and digits[0] == "0" and digits[1] not in "xX"
     return int(digits, 8 if octal else 0)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-11
+# %% ../notebooks/foundations/ptx.ipynb #ptx-14
 class Line(NamedTuple):
     """A source line.
 
@@ -156,7 +154,7 @@ class Line(NamedTuple):
     def __str__(self):
         return f"{self.file}:{self.number}"
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-15
 @dataclass(frozen=True)
 class Instruction:
     """One instruction.
@@ -186,7 +184,7 @@ class Instruction:
     def type(self):
         return self.types[-1]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-12
+# %% ../notebooks/foundations/ptx.ipynb #ptx-16
 FRAME = re.compile(r"([^\s/@\[\]]+):(\d+):\d+")
 LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)[^\n/]*(?://(.*))?")
 
@@ -214,7 +212,7 @@ def _instruction(text, registers, lines):
         text,
     )
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-15
+# %% ../notebooks/foundations/ptx.ipynb #ptx-19
 STATEMENT = re.compile(
     r"\s*(?://[^\n]*|(?P<loc>\.loc[^\n]*)|(?P<scope>[{}])"
     r"|(?P<label>[\w$.]+)\s*:(?!:)|(?P<text>[^;{}]*(?:\{[^}]*\}[^;{}]*)*);)"
@@ -233,7 +231,7 @@ def _declare(text, registers, rows):
             registers[full] = Register(full, bits, rows[bits])
             rows[bits] += 1
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-20
 def _body(text, start):
     """The instructions of a kernel, its labels, and its register rows."""
     code, labels, rows = [], {}, Counter()
@@ -255,18 +253,22 @@ def _body(text, start):
             if statement.startswith(".reg"):
                 _declare(statement, scopes[-1], rows)
             elif statement[0] != ".":
-                here = text.count("\n", 0, found.end()) + 1
-                where = lines or (Line("ptx", here),)
+                where = lines or _own_line(text, found.end())
                 code.append(_instruction(statement, scopes[-1], where))
     return code, labels, rows
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-16
+
+def _own_line(text, end):
+    """Where a statement of a text without .loc stands in it."""
+    return (Line("ptx", text.count("\n", 0, end) + 1),)
+
+# %% ../notebooks/foundations/ptx.ipynb #ptx-21
 ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{]*)", re.S)
 SHARED = re.compile(
     r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\[(\d*)\]"
 )
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-22
 class Program:
     """A kernel in PTX, parsed.
 
@@ -306,9 +308,12 @@ class Program:
                 "threads of a warp, is supported"
             )
         self.code, self.labels, self.rows = _body(text, entry.end())
+        if self.code and self.code[-1].opcode not in ("ret", "exit", "bra"):
+            end = self.code[-1].lines
+            self.code.append(_instruction("ret", {}, end))
         self.variables, self.shared = _variables(text)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-23
 def _parameter(text):
     """A kernel's parameter: its name and its type."""
     kind = next(t for t in re.findall(r"\.(\w+)", text) if t in TYPES)
@@ -326,7 +331,7 @@ def _variables(text):
         end += TYPES[kind].bits // 8 * int(count or 0)
     return found, end
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-19
+# %% ../notebooks/foundations/ptx.ipynb #ptx-26
 def _unpack(bits, type):
     """An array of registers, seen as a type: [threads(, count)]."""
     if type.kind == "pred":
@@ -356,7 +361,7 @@ def _pack(value, type, width):
         bits = bits.astype(f"{kind}{width // 8}")
     return bits.view(f"u{width // 8}")
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-21
+# %% ../notebooks/foundations/ptx.ipynb #ptx-28
 def _round_to_bf16(value):
     """Bits of float32 or float64, rounded to nearest even."""
     if value.dtype == np.float64:
@@ -368,7 +373,7 @@ def _round_to_bf16(value):
     bits = np.where(np.isnan(value), 0x7FFF0000, rounded)
     return (bits >> 16).astype(np.uint16)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-23
+# %% ../notebooks/foundations/ptx.ipynb #ptx-30
 def _two_sum(a, b):
     """a + b rounded, and what the rounding lost."""
     total = a + b
@@ -394,7 +399,7 @@ def _fma(a, b, c, dtype):
     a, b, c = (np.asarray(x).astype(np.float64) for x in (a, b, c))
     return _to_odd(*_two_sum(a * b, c)).astype(dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-26
+# %% ../notebooks/foundations/ptx.ipynb #ptx-33
 def _halves(x):
     """Cut the 53 bits of a float64 into two numbers of 26."""
     t = x * 134217729.0  # 2**27 + 1
@@ -420,7 +425,7 @@ def _fma64(a, b, c):
         result.flat[k] = _fma_exact(*(float(x.flat[k]) for x in (a, b, c)))
     return result
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-27
+# %% ../notebooks/foundations/ptx.ipynb #ptx-34
 def _is_moderate(a, b, c):
     """Whether no step of _fma64 leaves the range of normal numbers."""
     ea, eb, ec = (np.frexp(x)[1] for x in (a, b, c))
@@ -433,7 +438,7 @@ def _is_moderate(a, b, c):
 def _fma_exact(a, b, c):
     """a b + c for two numbers, by exact arithmetic."""
     plain = np.float64(a) * np.float64(b) + np.float64(c)
-    if 0 in (a, b, c) or not np.isfinite([a, b, c]).all():
+    if 0 in (a, b) or not np.isfinite([a, b, c]).all():
         return plain
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
@@ -443,8 +448,12 @@ def _fma_exact(a, b, c):
     except OverflowError:
         return np.inf if exact > 0 else -np.inf
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-31
+# %% ../notebooks/foundations/ptx.ipynb #ptx-38
 OPERATIONS = {}
+
+
+class Unsupported(Exception):
+    """Something that the machine does not know; it adds the line."""
 
 
 def _operation(opcodes, modifiers=""):
@@ -457,7 +466,7 @@ def _operation(opcodes, modifiers=""):
 
     return enter
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-39
 def _pure(opcodes, modifiers="", reads=None, writes=None):
     """Enter function(instruction, *values) -> value.
 
@@ -481,7 +490,7 @@ def _pure(opcodes, modifiers="", reads=None, writes=None):
 
     return enter
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-33
+# %% ../notebooks/foundations/ptx.ipynb #ptx-41
 def _flush(i, value):
     """Subnormal float32 numbers become zeros of their sign, if .ftz."""
     if "ftz" not in i.modifiers or value.dtype != np.float32:
@@ -509,7 +518,7 @@ def _nan(dtype):
     bits = np.array(2 ** (8 * dtype.itemsize - 1) - 1, f"u{dtype.itemsize}")
     return bits.view(dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-34
+# %% ../notebooks/foundations/ptx.ipynb #ptx-42
 def _is_float(type):
     return type.kind in ("f", "bf")
 
@@ -538,7 +547,7 @@ _FOUR = {
     "div": np.divide,
 }
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-43
 @_pure("fma mad", "rn ftz sat relu lo hi wide",
        reads=lambda i: (i.type, i.type, _product_type(i)),
        writes=lambda i: _product_type(i))  # fmt: skip
@@ -552,7 +561,7 @@ def _multiply_add(i, a, b, c):
     wide = i.type.kind == "bf"
     return _finish(i, _fma(a, b, c, np.float64 if wide else a.dtype))
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-36
+# %% ../notebooks/foundations/ptx.ipynb #ptx-45
 def _product_type(i):
     """The type of a product: twice as wide for .wide."""
     if "wide" in i.modifiers:
@@ -585,7 +594,7 @@ def _high_half(a, b):
         high = high - np.where(a < 0, y, zero) - np.where(b < 0, x, zero)
     return high.view(a.dtype)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-46
 def _divide(a, b):
     """Quotient towards zero and remainder; all bits set and a by zero."""
     safe = np.where(b == 0, b.dtype.type(1), b)
@@ -604,7 +613,7 @@ def _divide(a, b):
 def _remainder(i, a, b):
     return _divide(a, b)[1]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-38
+# %% ../notebooks/foundations/ptx.ipynb #ptx-48
 @_pure("min max", "ftz NaN relu")
 def _extremum(i, a, b):
     least = i.opcode == "min"
@@ -634,7 +643,7 @@ def _copysign(i, a, b):
     """The magnitude of b with the sign of a."""
     return np.copysign(b, a)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-40
+# %% ../notebooks/foundations/ptx.ipynb #ptx-50
 _FUNCTIONS = {
     "ex2": np.exp2,
     "lg2": np.log2,
@@ -650,10 +659,14 @@ _FUNCTIONS = {
 @_pure(" ".join(_FUNCTIONS), "approx rn ftz")
 def _function(i, a):
     """A special function, in float64, rounded once."""
+    if i.type.bits == 64 and "ftz" in i.modifiers:
+        raise Unsupported("the coarse approximation in float64")
     value = _FUNCTIONS[i.opcode](_flush(i, a).astype(np.float64))
-    return _finish(i, value if i.type.kind == "bf" else value.astype(a.dtype))
+    if i.type.kind != "bf":  # that one is still to be rounded
+        value = value.astype(a.dtype)
+    return _finish(i, value)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-42
+# %% ../notebooks/foundations/ptx.ipynb #ptx-52
 @_pure("and or xor")
 def _logic(i, a, b):
     return getattr(np, f"bitwise_{i.opcode}")(a, b)
@@ -682,7 +695,7 @@ def _shift_left(a, amount):
     inside = np.minimum(amount, bits - 1).astype(a.dtype)
     return np.where(amount < bits, a << inside, a.dtype.type(0))
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-53
 def _shift_right(a, amount):
     """The sign moves in from the left, or zeros if there is none."""
     bits = a.dtype.itemsize * 8
@@ -708,7 +721,7 @@ def _funnel(i, low, high, amount):
         return (pair << amount) >> np.uint64(32)
     return pair >> amount & np.uint64(0xFFFFFFFF)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-43
+# %% ../notebooks/foundations/ptx.ipynb #ptx-54
 def _ones(count, dtype):
     """The lowest bits set, as many as count says."""
     return ~_shift_left(np.full(np.shape(count), -1).astype(dtype), count)
@@ -738,7 +751,7 @@ def _insert(i, a, b, start, length):
     field = _shift_left(_ones(length, b.dtype), start)
     return b & ~field | _shift_left(a, start) & field
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-55
 @_pure("prmt", reads=lambda i: (TYPES["b32"],) * 3)
 def _permute(i, a, b, selector):
     """Each byte of the result is one of eight, or its sign."""
@@ -756,8 +769,8 @@ def _permute(i, a, b, selector):
 
 def _bit_matrix(a):
     """[…, bits], the lowest bit first."""
-    width = a.dtype.itemsize * 8
-    return a[..., None] >> np.arange(width).astype(a.dtype) & a.dtype.type(1)
+    places = np.arange(a.dtype.itemsize * 8).astype(a.dtype)
+    return a[..., None] >> places & a.dtype.type(1)
 
 
 @_pure("popc clz", writes=lambda i: TYPES["u32"])
@@ -768,14 +781,14 @@ def _count_bits(i, a):
         return bits.sum(-1)
     return np.cumprod(1 - bits[..., ::-1].astype(int), -1).sum(-1)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-56
 @_pure("brev")
 def _reverse(i, a):
     bits = _bit_matrix(a)[..., ::-1]
     places = np.arange(bits.shape[-1]).astype(a.dtype)
     return np.bitwise_or.reduce(bits << places, -1)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-45
+# %% ../notebooks/foundations/ptx.ipynb #ptx-58
 _COMPARE = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -799,7 +812,7 @@ def _compare(name, a, b, is_float):
     relation = _COMPARE[name[:2]](a, b)
     return relation | lost if name.endswith("u") else relation & ~lost
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-59
 @_operation("setp", " ".join(_RELATIONS) + " and or xor ftz")
 def _set_predicate(machine, i, active):
     relation, *combine = (m for m in i.modifiers if m != "ftz")
@@ -824,7 +837,7 @@ def _set_predicate(machine, i, active):
 def _select(i, a, b, predicate):
     return np.where(predicate, a, b)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-47
+# %% ../notebooks/foundations/ptx.ipynb #ptx-61
 _TO_INTEGER = {
     "rzi": np.trunc,
     "rni": np.rint,
@@ -846,27 +859,29 @@ def _float_to_integer(value, rounded, source, to):
     lost = np.array(lost, np.uint64).astype(to.dtype)
     return np.where(np.isnan(value), lost, result).astype(to.dtype)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-62
 def _narrow(value, to, modifiers):
     """A float in a smaller type, rounded to nearest or towards zero."""
     if to.bits == 32 and to.kind == "b":  # tf32: ties away from zero
+        if "rna" not in modifiers:
+            raise Unsupported("tf32 with this rounding")
         bits = np.where(np.isnan(value), _nan(value.dtype), value)
         bits = bits.view(np.uint32).astype(np.uint64)
         return bits + np.uint64(0x1000) & np.uint64(0xFFFFE000)
     if to.kind == "bf":
         bits = _round_to_bf16(np.ascontiguousarray(value))
-        result = _unpack(bits, to)
+        result = _unpack(bits, TYPES["bf16"])
     else:
         result = np.ascontiguousarray(value.astype(to.dtype))
     if "rz" not in modifiers:
         return result
     beyond = abs(result.astype(np.float64)) > abs(value)
     if to.kind == "bf":
-        return _unpack(bits - beyond.astype(np.uint16), to)
+        return _unpack(bits - beyond.astype(np.uint16), TYPES["bf16"])
     bits = result.view(f"u{to.bits // 8}")
     return (bits - beyond.astype(bits.dtype)).view(to.dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-48
+# %% ../notebooks/foundations/ptx.ipynb #ptx-63
 def _convert(value, source, to, i):
     """From one type to another."""
     names = [name for name in i.modifiers if name in _TO_INTEGER]
@@ -882,7 +897,7 @@ def _convert(value, source, to, i):
         if to.kind == "f":
             return value.astype(to.dtype)
         if source.bits == 64:
-            raise NotImplementedError("64-bit integers to bf16")
+            raise Unsupported("a 64-bit integer as bf16")
         return exact
     if "sat" in i.modifiers:
         info, own = np.iinfo(to.dtype), np.iinfo(value.dtype)
@@ -890,7 +905,7 @@ def _convert(value, source, to, i):
         value = np.clip(value, low, high)
     return value.astype(to.dtype)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-64
 @_operation("cvt", "rn rz rna rni rzi rmi rpi ftz sat relu")
 def _conversion(machine, i, active):
     to, source = i.types
@@ -901,7 +916,7 @@ def _conversion(machine, i, active):
         result = np.stack(np.broadcast_arrays(*results[::-1]), -1)
     machine.write(i.operands[0], to, result, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-50
+# %% ../notebooks/foundations/ptx.ipynb #ptx-66
 @_operation("mov")
 def _move(machine, i, active):
     to, source = i.operands
@@ -929,14 +944,14 @@ def _address_space(machine, i, active):
     value = machine.read(i.operands[1], i.type)
     machine.write(i.operands[0], i.type, value, active)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-67
 @_operation("createpolicy", "fractional L2::evict_first L2::evict_last "
             "L2::evict_normal L2::evict_unchanged")  # fmt: skip
 def _cache_policy(machine, i, active):
     """A hint for a cache, and there is none here."""
     machine.write(i.operands[0], i.type, np.uint64(0), active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-52
+# %% ../notebooks/foundations/ptx.ipynb #ptx-69
 class Fault(RuntimeError):
     """Something that a kernel must not do.
 
@@ -958,7 +973,7 @@ class Fault(RuntimeError):
 _ROOM = 40  # bits of an address within an array's part of the space
 _MIDDLE = 1 << _ROOM - 1
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-70
 class Memory:
     """Global memory: named arrays, each with room around it.
 
@@ -1022,7 +1037,8 @@ class Memory:
         offset = (addresses & (1 << _ROOM) - 1) - _MIDDLE
         inside = (which >= 0) & (which < len(self.sizes))
         which = np.where(inside, which, 0)
-        inside &= (offset >= 0) & (offset + size <= _take(self.sizes, which))
+        room = _take(self.sizes, which) - size
+        inside &= (offset >= 0) & (offset <= room)
         return _take(self.starts, which) + offset, inside
 
     def may_write(self, addresses):
@@ -1038,13 +1054,13 @@ class Memory:
         offset = (address & (1 << _ROOM) - 1) - _MIDDLE
         return f"byte {offset} of '{name}', which has {self.sizes[which]}"
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-71
 def _take(table, index):
     """table[index], for a list that may be empty."""
     return np.array([*table, 0], dtype=np.int64)[index]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-55
-class Shared:
+# %% ../notebooks/foundations/ptx.ipynb #ptx-74
+class _Shared:
     """The shared memory of several programs, one after another.
 
     Args:
@@ -1079,8 +1095,8 @@ class Shared:
             rows = trace.who.reshape(len(programs), -1)
             rows[programs] = _NOBODY
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-57
-class Access(NamedTuple):
+# %% ../notebooks/foundations/ptx.ipynb #ptx-76
+class _Access(NamedTuple):
     """What one instruction does to memory.
 
     Args:
@@ -1100,7 +1116,7 @@ class Access(NamedTuple):
     unit: int
     cells: np.ndarray
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-77
 def _access(machine, i, kind, space, operand, size, unit, active):
     """Check and count an access of the active threads.
 
@@ -1131,15 +1147,15 @@ def _access(machine, i, kind, space, operand, size, unit, active):
         check(seen.all(1), "uninitialised", ", never written")
     if kind != "load":
         check(memory.may_write(addresses), "read-only")
-    count_access(machine, f"{space}_{kind}_", size, everywhere, active)
-    return Access(space, kind, size, threads, unit, cells)
+    _count_access(machine, f"{space}_{kind}_", size, everywhere, active)
+    return _Access(space, kind, size, threads, unit, cells)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-78
 def _all_ones(unit):
     """How a cell of that many bytes looks in known, if all are."""
     return np.full(unit, 1, np.uint8).view(f"u{unit}")[0]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-58
+# %% ../notebooks/foundations/ptx.ipynb #ptx-79
 def _get(machine, access):
     """The numbers that an access reads, [threads, size / unit]."""
     memory = machine.space(access.space)
@@ -1167,12 +1183,13 @@ def _put(machine, i, access, values):
         raise Fault("race", i,
                     f"{one} and {two} write different values to one place")
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-59
+# %% ../notebooks/foundations/ptx.ipynb #ptx-80
+_SCOPES = "relaxed acquire release cta cluster gpu sys"
 _CACHE = (
-    "ca cg cs cv lu wb wt nc weak volatile relaxed acquire release "
-    "cta cluster gpu sys v2 v4 v8 L1::evict_first L1::evict_last "
-    "L1::evict_normal L1::evict_unchanged L1::no_allocate "
-    "L2::cache_hint L2::evict_first L2::evict_last L2::evict_normal "
+    f"{_SCOPES} ca cg cs cv lu wb wt nc weak volatile v2 v4 v8 "
+    "L1::evict_first L1::evict_last L1::evict_normal "
+    "L1::evict_unchanged L1::no_allocate L2::cache_hint "
+    "L2::evict_first L2::evict_last L2::evict_normal "
     "L2::64B L2::128B L2::256B"
 )
 
@@ -1186,7 +1203,7 @@ def _space(i):
 def _items(operand):
     return getattr(operand, "items", (operand,))
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-81
 @_operation("ld", f"global shared shared::cta param {_CACHE}")
 def _load(machine, i, active):
     to, address = i.operands[:2]
@@ -1216,7 +1233,7 @@ def _store(machine, i, active):
     values = machine.gather(access.threads, items, unit)
     _put(machine, i, access, values)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-61
+# %% ../notebooks/foundations/ptx.ipynb #ptx-83
 def _count_different(values, valid):
     """How many different valid values each row has."""
     ordered = np.sort(np.where(valid, values, -1), axis=-1)
@@ -1238,7 +1255,7 @@ def sectors(addresses, active):
     """
     return _count_different(addresses // 32, active)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-84
 def wavefronts(addresses, size, active):
     """Passes that each request to shared memory needs.
 
@@ -1268,7 +1285,7 @@ def wavefronts(addresses, size, active):
     least = valid.any(1).reshape(-1, phases).sum(1)
     return passes, least
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-65
+# %% ../notebooks/foundations/ptx.ipynb #ptx-88
 class Counters:
     """What a run asked of the machine, instruction by instruction.
 
@@ -1320,8 +1337,8 @@ class Counters:
                 found[inside[0]][event] += amount
         return {line: dict(found[line]) for line in sorted(found)}
 
-
-def count_access(machine, name, size, addresses, active):
+# %% ../notebooks/foundations/ptx.ipynb #ptx-89
+def _count_access(machine, name, size, addresses, active):
     """Add an access to the counters whose names begin with name."""
     each = active.reshape(-1, 32)
     some = each.any(1)
@@ -1337,7 +1354,7 @@ def count_access(machine, name, size, addresses, active):
         machine.count(name + "wavefronts", passes.sum())
         machine.count(name + "excess", (passes - least).sum())
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-67
+# %% ../notebooks/foundations/ptx.ipynb #ptx-91
 class Machine:
     """Registers and memory of some programs, and where each thread is.
 
@@ -1362,11 +1379,11 @@ class Machine:
         self.meeting = {}  # index in code: threads that wait for their warp
         self.arrived = defaultdict(list)  # barrier: (index, threads)
         self.index = 0  # of the instruction that is executed
-        self.shared = Shared(programs, program.threads, shared,
+        self.shared = _Shared(programs, program.threads, shared,
                              _finest_access(program))  # fmt: skip
         self.copies, self.groups = [], np.zeros(size, np.int64)
         self.registers = {
-            bits: np.zeros((count, size), "?" if bits == 1 else f"u{bits // 8}")
+            bits: np.zeros((count, size), _row_dtype(bits))
             for bits, count in program.rows.items()
         }
         self.special = _special(program, origin, grid, programs)
@@ -1382,11 +1399,11 @@ class Machine:
             return ~self.read(operand.operand, type)
         if isinstance(operand, Special):
             if operand.name not in self.special:
-                raise self.unknown(f"register {operand.name}")
+                raise Unsupported(f"register {operand.name}")
             return self.special[operand.name].astype(type.dtype)
         if operand.name in self.program.variables:
             return _constant(self.program.variables[operand.name], type)
-        raise self.unknown(f"operand {operand}")
+        raise Unsupported(f"operand {operand}")
 
     def write(self, register, type, value, active):
         """Set a register in the active threads."""
@@ -1439,14 +1456,12 @@ class Machine:
         place = [self.special[f"%ctaid.{d}"][first].item() for d in "xyz"]
         return f"thread {thread} of program {tuple(place)}"
 
-    def unknown(self, what):
-        i = self.program.code[self.index]
-        return NotImplementedError(
-            f"{i.lines[0]}: {what} is not supported\n    {i.text}"
-        )
+# %% ../notebooks/foundations/ptx.ipynb #ptx-92
+def _row_dtype(bits):
+    return "?" if bits == 1 else f"u{bits // 8}"
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-68
-@lru_cache(maxsize=4096)
+
+@lru_cache(4096)
 def _constant(value, type):
     """A number as an instruction of that type reads it."""
     if type.kind == "pred":
@@ -1471,7 +1486,7 @@ def _special(program, origin, grid, programs):
         registers[f"%ntid.{axis}"] = np.full_like(thread, count)
     return {k: v.astype(np.uint32) for k, v in registers.items()}
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-93
 def _finest_access(program):
     """The least number of bytes that an access to shared memory has."""
     sizes = [
@@ -1481,7 +1496,7 @@ def _finest_access(program):
     ]
     return min([*sizes, 4])
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-70
+# %% ../notebooks/foundations/ptx.ipynb #ptx-95
 def _go(machine, index, threads):
     """Let threads continue at an index in the code."""
     if not threads.any():
@@ -1493,7 +1508,7 @@ def _go(machine, index, threads):
             threads = machine.everyone
     machine.at[index] = threads
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-96
 def _step(machine, watch):
     """Execute one instruction for the threads with the lowest address."""
     machine.index = index = min(machine.at)
@@ -1509,6 +1524,16 @@ def _step(machine, watch):
     machine.count("instructions", here.reshape(-1, 32).any(1).sum())
     if watch is not None:
         watch(i, active)
+    try:
+        _perform(machine, i, here, active)
+    except Unsupported as error:
+        raise NotImplementedError(
+            f"{i.lines[0]}: {error} is not supported\n    {i.text}"
+        ) from None
+
+# %% ../notebooks/foundations/ptx.ipynb #ptx-97
+def _perform(machine, i, here, active):
+    """Find the function of an instruction, and call it."""
     control = CONTROL.get(i.opcode)
     if control is not None:
         control(machine, i, here, active)
@@ -1516,9 +1541,9 @@ def _step(machine, watch):
     function, modifiers = OPERATIONS.get(i.opcode, (None, ()))
     strange = [m for m in i.modifiers if m not in modifiers]
     if function is None or strange:
-        raise machine.unknown(".".join([i.opcode, *strange]))
+        raise Unsupported(".".join([i.opcode, *strange]))
     function(machine, i, active)
-    _go(machine, index + 1, here)
+    _go(machine, machine.index + 1, here)
 
 
 CONTROL = {}
@@ -1539,7 +1564,7 @@ def _branch(machine, i, here, active):
     _go(machine, machine.program.labels[i.operands[0].name], active)
     _go(machine, machine.index + 1, here & ~active)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-98
 @_control("ret exit")
 def _halt(machine, i, here, active):
     machine.halted |= active
@@ -1559,18 +1584,19 @@ def _trap(machine, i, here, active):
         raise Fault("trap", i, f"{machine.who(thread)} stops the kernel")
     _go(machine, machine.index + 1, here)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-72
+# %% ../notebooks/foundations/ptx.ipynb #ptx-100
 @_control("bar barrier")
 def _barrier(machine, i, here, active):
-    if not {"sync", "cta", "aligned"} >= set(i.modifiers) - {"warp"}:
-        raise machine.unknown(".".join([i.opcode, *i.modifiers]))
     if "warp" in i.modifiers:
         _warp_barrier(machine, i, here, active)
         return
-    _check_whole_warps(machine, i, active)
+    fixed = all(isinstance(o, Number) for o in i.operands)
+    if not fixed or set(i.modifiers) - {"cta", "aligned"} != {"sync"}:
+        raise Unsupported("this form of a barrier")
+    if i.opcode == "bar" or "aligned" in i.modifiers:
+        _check_whole_warps(machine, i, active)
     machine.count("barriers", active.reshape(-1, 32).any(1).sum())
-    number, *count = i.operands
-    key = number.value, *(c.value for c in count)
+    key = tuple(o.value for o in i.operands)  # number, and threads
     machine.arrived[key].append((machine.index, active))
     _go(machine, machine.index + 1, here & ~active)
     _release(machine, key)
@@ -1578,19 +1604,18 @@ def _barrier(machine, i, here, active):
 
 def _release(machine, key):
     """Let programs go on whose threads have all arrived."""
+    size = machine.program.threads
     waiting = machine.arrived.pop(key)
-    need = key[1] if len(key) > 1 else machine.program.threads
     total = sum(threads.astype(int) for _, threads in waiting)
-    counts = total.reshape(-1, machine.program.threads).sum(1)
-    done = np.repeat(counts == need, machine.program.threads)
+    full = total.reshape(-1, size).sum(1) == (key[1:] or (size,))[0]
+    done = np.repeat(full, size)
     for index, threads in waiting:
         _go(machine, index + 1, threads & done)
         if (threads & ~done).any():
             machine.arrived[key].append((index, threads & ~done))
-    if need == machine.program.threads:
-        machine.shared.forget(counts == need)
+    machine.shared.forget(full)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-101
 def _check_whole_warps(machine, i, active):
     """An aligned instruction needs all threads of a warp at once."""
     each = active.reshape(-1, 32)
@@ -1598,12 +1623,12 @@ def _check_whole_warps(machine, i, active):
     if part.any():
         warp = int(np.argmax(part))
         here, away = np.argmax(each[warp]), np.argmin(each[warp])
+        missing = (32 * warp + away) % machine.program.threads
         raise Fault("divergence", i,
                     f"{machine.who(32 * warp + here)} is here without "
-                    f"thread {(32 * warp + away) % machine.program.threads} "
-                    "of its warp")  # fmt: skip
+                    f"thread {missing} of its warp")  # fmt: skip
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-74
+# %% ../notebooks/foundations/ptx.ipynb #ptx-103
 def _complete(machine, i, active, members):
     """Which active threads have all members of their warp with them.
 
@@ -1628,7 +1653,7 @@ def _complete(machine, i, active, members):
     whole = (each[:, None] | ~bits).all(2)
     return active & whole.reshape(-1)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-104
 def _rendezvous(machine, i, here, active, mask):
     """Active threads whose warp is complete; the others stay behind."""
     members = machine.read(mask, TYPES["u32"])
@@ -1637,6 +1662,7 @@ def _rendezvous(machine, i, here, active, mask):
     late = active & ~ready
     if late.any():
         machine.meeting[machine.index] = late
+        machine.count("instructions", -late.reshape(-1, 32).any(1).sum())
     _go(machine, machine.index + 1, here & ~late)
     return ready
 
@@ -1647,12 +1673,20 @@ def _warp_barrier(machine, i, here, active):
     machine.shared.epochs += ready.reshape(-1, 32).any(1)
 
 
+_LANES = {
+    "up": lambda own, lane, segment: own - lane,
+    "down": lambda own, lane, segment: own + lane,
+    "bfly": lambda own, lane, segment: own ^ lane,
+    "idx": lambda own, lane, segment: own & segment | lane & ~segment,
+}
+
+# %% ../notebooks/foundations/ptx.ipynb #ptx-105
 @_control("shfl")
 def _shuffle(machine, i, here, active):
     """Each thread reads a register of another lane of its warp."""
     mode = i.modifiers[-1]
-    if i.modifiers[0] != "sync" or mode not in ("up", "down", "bfly", "idx"):
-        raise machine.unknown(".".join([i.opcode, *i.modifiers]))
+    if i.modifiers not in [("sync", m) for m in _LANES]:
+        raise Unsupported(".".join([i.opcode, *i.modifiers]))
     ready = _rendezvous(machine, i, here, active, i.operands[4])
     if not ready.any():
         return
@@ -1664,12 +1698,7 @@ def _shuffle(machine, i, here, active):
     lane, bound = lane.astype(int) & 31, clamp.astype(int) & 31
     segment = clamp.astype(int) >> 8 & 31
     last = own & segment | bound & ~segment
-    source = {
-        "up": own - lane,
-        "down": own + lane,
-        "bfly": own ^ lane,
-        "idx": own & segment | lane & ~segment,
-    }[mode]
+    source = _LANES[mode](own, lane, segment)
     inside = source >= last if mode == "up" else source <= last
     thread = np.arange(machine.size) - own + np.where(inside, source, own)
     deaf = ready & ~ready[thread]
@@ -1678,8 +1707,7 @@ def _shuffle(machine, i, here, active):
         raise Fault("divergence", i,
                     f"{machine.who(k)} reads lane {source[k]}, which takes "
                     "no part")  # fmt: skip
-    to = i.operands[0]
-    register, *predicate = _items(to)
+    register, *predicate = _items(i.operands[0])
     machine.write(register, TYPES["b32"], value[thread], ready)
     for p in predicate:
         machine.write(p, TYPES["pred"], inside, ready)
@@ -1688,7 +1716,7 @@ def _shuffle(machine, i, here, active):
     by = getattr(i.operands[2], "value", "register")
     machine.counters.shuffles[mode, by] += warps
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-76
+# %% ../notebooks/foundations/ptx.ipynb #ptx-107
 _NOBODY, _MANY = -1, 1 << 40
 
 
@@ -1713,7 +1741,7 @@ def _warp_of(who):
     warp = np.where(who >= _SEVERAL, who - _SEVERAL, who // 32)
     return np.where(who == _MANY, -1, warp)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-108
 def _clash(shared, trace, cells, threads):
     """Where somebody else was, and no barrier has been in between."""
     who = trace.who[cells]
@@ -1737,7 +1765,7 @@ def _note(shared, trace, cells, threads, index):
     trace.epoch[cells] = shared.epochs[threads // 32]
     trace.index[cells] = index
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-109
 def _watch_reads(machine, access):
     """Stop if somebody else has just written what is read."""
     shared = machine.shared
@@ -1766,7 +1794,7 @@ def _judge(machine, access, verb, cells, threads, matters):
         k = int(np.argmax(clash))
         _report_race(machine, access, trace, cells[k], threads[k], verb)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-110
 def _report_race(machine, access, trace, cell, thread, verb):
     i = machine.program.code[machine.index]
     other = machine.program.code[trace.index[cell]]
@@ -1776,11 +1804,11 @@ def _report_race(machine, access, trace, cell, thread, verb):
         name = "other threads"
     does = {"load": "reads", "store": "writes"}.get(access.kind, "updates")
     raise Fault("race", i,
-                f"{machine.who(thread)} {does} byte {byte} of shared memory,"
-                f" which {name} {verb} at {other.lines[0]} with no barrier "
-                f"in between:\n    {other.text}\n  then")  # fmt: skip
+                f"{machine.who(thread)} {does} byte {byte} of shared "
+                f"memory, which {name} {verb} at {other.lines[0]} with "
+                f"no barrier in between:\n    {other.text}\n  then")
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-78
+# %% ../notebooks/foundations/ptx.ipynb #ptx-112
 _ATOMIC = {
     "add": lambda old, a: old + a,
     "min": min,
@@ -1790,18 +1818,18 @@ _ATOMIC = {
     "xor": lambda old, a: old ^ a,
     "exch": lambda old, a: a,
     "cas": lambda old, a, b: b if old == a else old,
-    "inc": lambda old, a: old * 0 if old >= a else old + old.dtype.type(1),
-    "dec": lambda old, a: a if old == 0 or old > a else old - old.dtype.type(1),
+    "inc": lambda old, a: 0 if old >= a else int(old) + 1,
+    "dec": lambda old, a: a if old == 0 or old > a else int(old) - 1,
 }
 
-
-@_operation("atom red", "global shared shared::cta acq_rel noftz v2 v4 "
-            f"{_CACHE} {' '.join(_ATOMIC)}")  # fmt: skip
+# %% ../notebooks/foundations/ptx.ipynb #ptx-113
+@_operation("atom red", "global shared shared::cta acq_rel noftz "
+            f"{_SCOPES} {' '.join(_ATOMIC)}")  # fmt: skip
 def _atomic(machine, i, active):
     name = next(m for m in i.modifiers if m in _ATOMIC)
     address, *sources = i.operands if i.opcode == "red" else i.operands[1:]
-    if i.type.kind == "bf" or i.type.count > 1 or {"v2", "v4"} & set(i.modifiers):
-        raise machine.unknown(".".join([i.opcode, *i.modifiers]))
+    if i.type.kind == "bf" or i.type.count > 1:
+        raise Unsupported("an atomic of this type")
     size = i.type.bits // 8
     access = _access(machine, i, "atomic", _space(i), address, size, size,
                      active)  # fmt: skip
@@ -1818,15 +1846,14 @@ def _atomic(machine, i, active):
         bits = machine.scatter(access.threads, before)
         machine.write(i.operands[0], Type("b", 8 * size), bits, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-80
-class Copy(NamedTuple):
+# %% ../notebooks/foundations/ptx.ipynb #ptx-115
+class _Copy(NamedTuple):
     """A copy on its way: its threads, their groups, and what to write."""
 
     threads: np.ndarray
     groups: np.ndarray
-    access: Access
+    access: _Access
     values: np.ndarray
-    instruction: Instruction
     index: int
 
 
@@ -1843,17 +1870,19 @@ def _copy(machine, i, active):
     else:
         _start_copy(machine, i, active)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-116
 def _start_copy(machine, i, active):
     """Read the source now; the destination is in flight."""
     to, source, size, *rest = i.operands
+    if "L2::cache_hint" in i.modifiers:
+        rest = rest[:-1]
     size = size.value
     count = machine.read(rest[0], TYPES["u32"]) if rest else np.uint32(size)
     count = np.broadcast_to(count, machine.size)
     full = active & (count == size)
     values = np.zeros((machine.size, size), np.uint8)
     if (active & ~full & (count > 0)).any():
-        raise machine.unknown("a copy of fewer bytes than its size")
+        raise Unsupported("a copy of fewer bytes than its size")
     source = _access(machine, i, "load", "global", source, size, size, full)
     values[source.threads] = _get(machine, source).view(np.uint8)
     access = _access(machine, i, "store", "shared", to, size, size, active)
@@ -1861,11 +1890,11 @@ def _start_copy(machine, i, active):
     _put(machine, i, access, values)
     machine.shared.known.view(f"u{access.unit}")[access.cells] = 0
     machine.copies.append(
-        Copy(access.threads, machine.groups[access.threads], access, values,
-             i, machine.index)  # fmt: skip
+        _Copy(access.threads, machine.groups[access.threads], access,
+             values, machine.index)  # fmt: skip
     )
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-117
 def _deliver(machine, active, pending):
     """Let groups arrive, all but the latest of each thread."""
     left = []
@@ -1874,18 +1903,26 @@ def _deliver(machine, active, pending):
         done = active[own] & (copy.groups < machine.groups[own] - pending)
         for part, ready in ((done, True), (~done, False)):
             if part.any():
-                some = Copy(own[part], copy.groups[part],
+                some = _Copy(own[part], copy.groups[part],
                             copy.access._replace(
                                 threads=own[part],
                                 cells=copy.access.cells[part]),
-                            copy.values[part], *copy[4:])  # fmt: skip
+                            copy.values[part], copy.index)  # fmt: skip
                 if ready:
-                    _put(machine, copy.instruction, some.access, some.values)
+                    _arrive(machine, some)
                 else:
                     left.append(some)
     machine.copies = left
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-82
+
+def _arrive(machine, copy):
+    """Write what was copied, as if the copy were executed now."""
+    now, machine.index = machine.index, copy.index
+    i = machine.program.code[copy.index]
+    _put(machine, i, copy.access, copy.values)
+    machine.index = now
+
+# %% ../notebooks/foundations/ptx.ipynb #ptx-119
 _FRAGMENTS = {
     ("m16n8k16", 16, "a"): "01 80 08, 02 04 10 20 40",
     ("m16n8k16", 16, "b"): "10 80, 20 40 01 02 04",
@@ -1906,9 +1943,9 @@ _FRAGMENTS = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _fragment(key):
-    """Coordinates of each (lane, register), a matrix for each coordinate."""
+    """Coordinates of each (lane, register), one matrix for each."""
     registers, lanes = (part.split() for part in _FRAGMENTS[key].split(","))
     index = np.arange(32)[:, None], np.arange(2 ** len(registers))[None]
     found = 0
@@ -1918,7 +1955,7 @@ def _fragment(key):
             found = found ^ (number >> bit & 1)[..., None] * vector
     return tuple(np.moveaxis(found, -1, 0))
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-120
 def _gather_matrix(machine, operand, type, key, shape):
     """The matrices that the warps hold in a vector of registers."""
     packed = Type(type.kind, type.bits, 32 // type.bits)
@@ -1929,7 +1966,7 @@ def _gather_matrix(machine, operand, type, key, shape):
     matrix[(slice(None), *_fragment(key))] = values
     return matrix
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-83
+# %% ../notebooks/foundations/ptx.ipynb #ptx-121
 @_operation("mma", "sync aligned m8n8k4 m16n8k8 m16n8k16 row col")
 def _mma(machine, i, active):
     _check_whole_warps(machine, i, active)
@@ -1944,12 +1981,12 @@ def _mma(machine, i, active):
             (shape, kind_b.bits, "b" + tail[1]),
             (shape, kind_c.bits, "c")]  # fmt: skip
     if any(key not in _FRAGMENTS for key in keys):
-        raise machine.unknown(i.text.split()[0])
+        raise Unsupported(i.text.split()[0])
     kinds = [_multiplicand(kind) for kind in (kind_a, kind_b, kind_c)]
     sizes = (m, k), (k, n), (m, n)
     a, b, c = (
-        _gather_matrix(machine, operand, kind, key, size + four)
-        for operand, kind, key, size in zip(i.operands[1:], kinds, keys, sizes)
+        _gather_matrix(machine, *what, size + four)
+        for *what, size in zip(i.operands[1:], kinds, keys, sizes)
     )
     result = c + np.einsum("wmk...,wkn...->wmn...", a, b)
     values = result[(slice(None), *_fragment((shape, to.bits, "c")))]
@@ -1962,12 +1999,12 @@ def _mma(machine, i, active):
         machine.write(register, packed, part, active)
     machine.count("mma", active.sum() // 32)
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-122
 def _multiplicand(type):
     """tf32 is float32 whose lowest bits are not looked at."""
     return TYPES["f32"] if type == TYPES["tf32"] else type
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-85
+# %% ../notebooks/foundations/ptx.ipynb #ptx-124
 @_operation("ldmatrix stmatrix",
             "sync aligned m8n8 x1 x2 x4 trans shared shared::cta")
 def _matrix_rows(machine, i, active):
@@ -1997,10 +2034,10 @@ def _matrix_rows(machine, i, active):
     rows = np.ascontiguousarray(rows).reshape(-1, 8)
     _put(machine, i, access, rows)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-87
+# %% ../notebooks/foundations/ptx.ipynb #ptx-126
 BATCH = 4096  # threads
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-127
 def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             limit=10**7):  # fmt: skip
     """Execute a kernel.
@@ -2034,7 +2071,9 @@ def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             f"arguments: {len(arguments)} given, kernel {program.name} has "
             f"{len(program.parameters)} parameters"
         )
-    values = [memory.address(a) if isinstance(a, str) else a for a in arguments]
+    values = [
+        memory.address(a) if isinstance(a, str) else a for a in arguments
+    ]
     named = dict(zip(program.parameters, values))
     sizes = (grid,) if isinstance(grid, int) else tuple(grid)
     sizes += (1,) * (3 - len(sizes))
@@ -2043,13 +2082,14 @@ def execute(program, grid, arguments, memory, shared=0, *, watch=None,
     counters = Counters(program)
     with np.errstate(all="ignore"):
         for origin in range(0, total, batch):
-            machine = Machine(program, origin, sizes,
-                              min(batch, total - origin), named, memory,
-                              shared + program.shared, counters)  # fmt: skip
+            count = min(batch, total - origin)
+            room = shared + program.shared
+            machine = Machine(program, origin, sizes, count, named, memory,
+                              room, counters)  # fmt: skip
             _run(machine, watch, limit)
     return counters
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-128
 def _run(machine, watch, limit):
     """Step until no thread can go on."""
     for _ in range(limit):
