@@ -114,7 +114,7 @@ WIDTH = 7.2  # inches
 
 def _panels(columns, height=2.6, **keywords):
     """A figure as wide as the text, and its panels in a row."""
-    figure = Figure(figsize=(WIDTH, height))
+    figure = Picture(figsize=(WIDTH, height))
     panels = figure.subplots(1, columns, squeeze=False, **keywords)[0]
     return figure, panels
 
@@ -165,7 +165,7 @@ def _count(number, noun):
 TEXT = 9  # points
 CELL, GAP, LETTER = 0.28, 0.3, 0.083  # inches
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-22
 @dataclass
 class Grid:
     """Cells of text on colour, with names above and on the left.
@@ -198,7 +198,7 @@ class Grid:
     def shape(self):
         return self.texts.shape
 
-# %% ../notebooks/foundations/plots.ipynb #plots-23
+# %% ../notebooks/foundations/plots.ipynb #plots-24
 def _room(texts):
     """Inches that the widest line of some texts takes, 0 without any."""
     lines = [line for text in texts for line in text.split("\n")]
@@ -220,7 +220,7 @@ def _resize(grids, least):
         else:
             grid.width = grid.height = min(least, most)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-25
+# %% ../notebooks/foundations/plots.ipynb #plots-26
 def _upright(grid):
     numbers = all(name.isdigit() for name in grid.columns)
     return not numbers and _room(grid.columns) > grid.width
@@ -247,7 +247,7 @@ def _thin(names, cell, room):
         step *= 2
     return [k + 0.5 for k in range(0, len(names), step)], names[::step]
 
-# %% ../notebooks/foundations/plots.ipynb #plots-26
+# %% ../notebooks/foundations/plots.ipynb #plots-27
 def _name(axes, grid):
     """Write the names of the rows and columns."""
     room = 0.17 if _upright(grid) else _room(grid.columns) + 0.06
@@ -261,7 +261,7 @@ def _name(axes, grid):
     axes.set_xlabel(grid.axes[1], size=TEXT)
     axes.set_title(grid.title)
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-28
 def _fill(axes, grid):
     """Draw the cells of a grid, a unit square each."""
     for (row, column), text in np.ndenumerate(grid.texts):
@@ -284,7 +284,7 @@ def _write(axes, x, y, text, ink):
     middle = {"ha": "center", "va": "center", "linespacing": 1.05}
     axes.text(x, y, text, color=ink, size=TEXT, **middle)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-28
+# %% ../notebooks/foundations/plots.ipynb #plots-30
 def _flow(sizes, across):
     """Where boxes go, line by line, and how far they reach."""
     spots, x, y, line, reach = [], 0, 0, 0, 0
@@ -297,7 +297,7 @@ def _flow(sizes, across):
         x += wide + GAP
     return spots, (reach, y + line)
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-31
 def _draw(grids, words, across=None, legend=()):
     """A Picture of grids, at most `across` of them in a line."""
     left, top = _left(grids), max(map(_top, grids))
@@ -316,7 +316,7 @@ def _draw(grids, words, across=None, legend=()):
         _key(figure, legend)
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-29
+# %% ../notebooks/foundations/plots.ipynb #plots-32
 def _place(figure, grid, left, top):
     """Add a grid to a figure, inches from the upper left corner."""
     width, height = figure.get_size_inches()
@@ -344,7 +344,7 @@ def _key_height(legend, width):
     lines = math.ceil(len(legend) / _key_columns(legend, width))
     return 0.08 + 0.17 * lines
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-33
 def _key(figure, legend):
     """Say above the grids what the colours are."""
     figure.legend(
@@ -360,7 +360,7 @@ def _key(figure, legend):
         fontsize=TEXT,
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-31
+# %% ../notebooks/foundations/plots.ipynb #plots-35
 def _by_value(values, most):
     """A colour for each number from 0 to most."""
     shades = colormaps["viridis"](0.1 + 0.85 * values / max(most, 1))
@@ -382,7 +382,7 @@ def _offsets(title, shape, stride, start=0):
         down * np.arange(rows), right * np.arange(columns)
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-32
+# %% ../notebooks/foundations/plots.ipynb #plots-36
 def offset_grids(views):
     """Draw views of at most two dimensions with their memory offsets.
 
@@ -405,7 +405,7 @@ def offset_grids(views):
     _resize(grids, CELL)
     return _draw(grids, _offset_words(found))
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-37
 def _offset_words(found):
     lines = []
     for title, offsets in found.items():
@@ -420,7 +420,7 @@ def _offset_words(found):
         lines.append(f"{title}: {size}, {', '.join(adds)}, {reach}")
     return f"Memory offsets. {'; '.join(lines)}."
 
-# %% ../notebooks/foundations/plots.ipynb #plots-39
+# %% ../notebooks/foundations/plots.ipynb #plots-44
 def _outputs(layout):
     """Rows and columns of a layout's outputs, one dimension being a row."""
     if not 1 <= len(layout.shape) <= 2:
@@ -442,7 +442,7 @@ def _owners(layout):
         owners[place].append(dict(zip(layout.inputs, index)))
     return owners
 
-# %% ../notebooks/foundations/plots.ipynb #plots-40
+# %% ../notebooks/foundations/plots.ipynb #plots-46
 def _hue_bits(layout, hue):
     """The input and the bits of its index that choose the hue."""
     sizes = layout.sizes
@@ -464,7 +464,7 @@ def _hue(number, bits):
     """Which hue, when the bits of a number choose it."""
     return sum((number >> bit & 1) << k for k, bit in enumerate(bits))
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-47
 def _groups(name, bits, size):
     """{group of indices, in words: its hue}."""
     members = {}
@@ -475,7 +475,7 @@ def _groups(name, bits, size):
         for hue, group in members.items()
     }
 
-# %% ../notebooks/foundations/plots.ipynb #plots-42
+# %% ../notebooks/foundations/plots.ipynb #plots-49
 def _owner_text(owners, label):
     """What a cell says about its owners."""
     names = ["·".join(str(owner[n]) for n in label) for owner in owners]
@@ -498,7 +498,7 @@ def _owner_cells(layout, hue, label):
             fills[place] = HUES[_hue(found[0][name], bits)]
     return texts, fills
 
-# %% ../notebooks/foundations/plots.ipynb #plots-43
+# %% ../notebooks/foundations/plots.ipynb #plots-50
 def owner_grid(layout, hue=None, label=None, mark=None):
     """Draw which lane and register own each element of a tensor.
 
@@ -537,7 +537,7 @@ def owner_grid(layout, hue=None, label=None, mark=None):
     _resize([grid], CELL)
     return _draw([grid], words, legend=groups)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-44
+# %% ../notebooks/foundations/plots.ipynb #plots-51
 def _label(layout):
     usual = tuple(n for n in ("lane", "register") if n in layout.inputs)
     return usual or layout.inputs
@@ -556,7 +556,7 @@ def _tensor(layout):
     """The tensor in words, as in 16 × 8."""
     return " × ".join(map(str, layout.shape.values()))
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-52
 def _owner_words(layout, label, groups, mark, held):
     owners = [len(found) for found in _owners(layout).values()]
     count = "–".join(map(str, dict.fromkeys((min(owners), max(owners)))))
@@ -571,7 +571,7 @@ def _owner_words(layout, label, groups, mark, held):
         words.append(f"Framed: {who} holds {where}.")
     return " ".join(words)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-53
+# %% ../notebooks/foundations/plots.ipynb #plots-61
 def hardware_view(layout, rows="lane", columns="register", **fixed):
     """Draw which element of a tensor each register of each lane holds.
 
@@ -602,7 +602,7 @@ def hardware_view(layout, rows="lane", columns="register", **fixed):
     _resize([grid], CELL)
     return _draw(_split(grid), _holdings_words(layout, grid, fixed))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-54
+# %% ../notebooks/foundations/plots.ipynb #plots-62
 def _elements(places, shape):
     """A grid of coordinates, coloured by position in memory."""
     sizes = tuple(shape.values())
@@ -630,7 +630,7 @@ def _split(grid):
         for k in range(0, grid.shape[0], step)
     ]
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-63
 def _holdings_words(layout, grid, fixed):
     down, right = grid.axes
     where = "".join(f", {name} {index}" for name, index in fixed.items())
@@ -643,7 +643,7 @@ def _holdings_words(layout, grid, fixed):
         f"In the order of {right}s, {'; '.join(lines)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-58
+# %% ../notebooks/foundations/plots.ipynb #plots-67
 def _bit_names(sizes):
     return tuple(
         f"{name} {bit}"
@@ -651,7 +651,7 @@ def _bit_names(sizes):
         for bit in range(size.bit_length() - 1)
     )
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-68
 def bit_matrix(layout):
     """Draw the matrix of a layout.
 
@@ -681,7 +681,7 @@ def bit_matrix(layout):
     _resize([grid], CELL)
     return _draw([grid], _matrix_words(layout, rows, columns))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-59
+# %% ../notebooks/foundations/plots.ipynb #plots-69
 def _matrix_words(layout, rows, columns):
     lines = [
         f"{column}: {', '.join(itertools.compress(rows, bits)) or 'none'}"
@@ -693,7 +693,7 @@ def _matrix_words(layout, rows, columns):
         f"column: {'; '.join(lines)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-63
+# %% ../notebooks/foundations/plots.ipynb #plots-73
 def _listed(numbers, between):
     """Numbers in short, with an ellipsis after the second range."""
     ranges = _ranges(numbers).split(", ")
@@ -701,7 +701,7 @@ def _listed(numbers, between):
         ranges = [*ranges[:2], "…", ranges[-1]]
     return between.join(ranges)
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-74
 def slice_view(layout, dim, of="lane", hue=None):
     """Draw a layout with two outputs beside its slice along one.
 
@@ -735,7 +735,7 @@ def slice_view(layout, dim, of="lane", hue=None):
     whole.height = part.height = max(whole.height, part.height)
     return _draw([whole, part], words, None if drop else 1)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-64
+# %% ../notebooks/foundations/plots.ipynb #plots-75
 def _copies(layout, drop, of):
     """For each element of a slice, the sorted indices that hold a copy."""
     found = {}
@@ -756,7 +756,7 @@ def _slice_grid(whole, copies, drop, fills):
     title = f"without {whole.axes[drop]}"
     return Grid(texts, fills, title, rows, columns, ("", ""))
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-76
 def _slice_words(layout, dim, of, copies):
     lines = [f"{k}: {_ranges(held)}" for k, held in enumerate(copies)]
     return (
@@ -765,7 +765,7 @@ def _slice_words(layout, dim, of, copies):
         f"copy of each: {'; '.join(lines)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-68
+# %% ../notebooks/foundations/plots.ipynb #plots-80
 WORDS = 32  # words in a line of 128 bytes, and banks
 
 
@@ -793,7 +793,7 @@ def _lanes_text(lanes):
         lanes = [lanes[0], "⋮", lanes[-1]]
     return "\n".join(map(str, lanes))
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-81
 def _strip(lines, title, names, fills):
     """Lines of 32 words, each {word: lanes}, as a grid."""
     shape = (len(lines), WORDS)
@@ -810,11 +810,11 @@ def _strip(lines, title, names, fills):
             grid.fills[row, word % WORDS] = fills[row]
     return grid
 
-# %% ../notebooks/foundations/plots.ipynb #plots-70
+# %% ../notebooks/foundations/plots.ipynb #plots-83
 SECTOR = 8  # words
 MOVED = {"asked for": HUES[0], "moved, not asked for": HUES[1]}
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-84
 def sector_view(accesses, size=4):
     """Draw which sectors of global memory a warp's access moves.
 
@@ -841,7 +841,7 @@ def sector_view(accesses, size=4):
     _resize(grids, 0.2)
     return _draw(grids, words, across=1, legend=MOVED)
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-85
 def _sector_grid(title, words, sectors):
     """The 128-byte lines that hold the sectors."""
     asked, moved = MOVED.values()
@@ -859,7 +859,7 @@ def _sector_grid(title, words, sectors):
         cells[cells == PALE] = moved
     return grid
 
-# %% ../notebooks/foundations/plots.ipynb #plots-74
+# %% ../notebooks/foundations/plots.ipynb #plots-89
 SERVED = {"needed anyway": HUES[0], "excess": HUES[1]}
 
 
@@ -877,7 +877,7 @@ def _phases(addresses, size):
             for wave in waves
         ]
 
-# %% ../notebooks/foundations/plots.ipynb #plots-75
+# %% ../notebooks/foundations/plots.ipynb #plots-90
 def bank_phases(accesses, size=4):
     """Draw how shared memory serves a warp's access, bank by bank.
 
@@ -904,7 +904,7 @@ def bank_phases(accesses, size=4):
     _resize(grids, 0.2)
     return _draw(grids, words, across=1, legend=SERVED)
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-91
 def _bank_grid(title, phases):
     needed, excess = SERVED.values()
     names = [
@@ -916,7 +916,7 @@ def _bank_grid(title, phases):
     lines = [wave for phase in phases for wave in phase]
     return _strip(lines, title, names, fills)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-80
+# %% ../notebooks/foundations/plots.ipynb #plots-96
 def _reached(lane, masks):
     """The lanes whose values have come to a lane, before each step."""
     sets = [{lane}]
@@ -924,7 +924,7 @@ def _reached(lane, masks):
         sets.append(sets[-1] | {other ^ mask for other in sets[-1]})
     return sets[::-1]
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-97
 def butterfly(masks, lanes=32, lane=0):
     """Draw the exchange of values by shuffles, step after step.
 
@@ -958,7 +958,7 @@ def butterfly(masks, lanes=32, lane=0):
     figure.set_label(_butterfly_words(masks, lanes, lane, sets[0]))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-81
+# %% ../notebooks/foundations/plots.ipynb #plots-98
 def _exchange(axes, step, mask, readers, colour, width):
     """Lines to each reader from itself and from its partner."""
     lines = [
@@ -981,7 +981,7 @@ def _frame_steps(axes, masks, lanes):
     axes.grid(False)
     axes.spines[:].set_visible(False)
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-99
 def _butterfly_words(masks, lanes, lane, reached):
     steps = ", ".join(f"xor {mask}" for mask in masks)
     return (
@@ -990,7 +990,7 @@ def _butterfly_words(masks, lanes, lane, reached):
         f"{_count(len(reached), 'lane')}: {_ranges(sorted(reached))}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-86
+# %% ../notebooks/foundations/plots.ipynb #plots-104
 def tile_walk(panels, across=None):
     """Draw which regions of tensors are touched, panel by panel.
 
@@ -1018,7 +1018,7 @@ def tile_walk(panels, across=None):
     _resize(grids, CELL)
     return _draw(grids, f"Regions of tensors. {'. '.join(lines)}.", across)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-87
+# %% ../notebooks/foundations/plots.ipynb #plots-105
 def _touched(shape, regions):
     """{(row, column): the names of the regions that contain it}."""
     shape = tuple(shape)
@@ -1034,7 +1034,7 @@ def _touched(shape, regions):
             held += [name] * bool(inside[place])
     return touched
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-106
 def _walk_grid(title, touched, hues):
     shape = tuple(1 + max(axis) for axis in zip(*touched))
     texts = np.full(shape, "", dtype=object)
@@ -1049,14 +1049,17 @@ def _walk_grid(title, touched, hues):
 
 
 def _touched_words(touched, regions):
-    parts = [
-        f"{name} touches {sum(name in held for held in touched.values())}"
-        for name in regions
-    ]
-    shared = sum(len(held) > 1 for held in touched.values())
-    return f"{', '.join(parts)} of {len(touched)}, {shared} shared"
+    """Where each region is, and how many cells are in several."""
+    parts = []
+    for name in regions:
+        held = [place for place, names in touched.items() if name in names]
+        rows, columns = (_ranges(sorted(set(axis))) for axis in zip(*held))
+        parts.append(f"{name} in rows {rows}, columns {columns}")
+    shared = sum(len(names) > 1 for names in touched.values())
+    several = f"; {_count(shared, 'cell')} in several" if shared else ""
+    return f"{'; '.join(parts)}{several}"
 
-# %% ../notebooks/foundations/plots.ipynb #plots-92
+# %% ../notebooks/foundations/plots.ipynb #plots-111
 UNITS = {"percent": "% of the copy ceiling", "gbps": "GB/s", "us": "µs"}
 
 
@@ -1067,7 +1070,7 @@ def _by_dtype(rows):
         for dtype in dict.fromkeys(row["dtype"] for row in rows)
     }
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-112
 def speed_chart(rows, value="percent"):
     """Draw speed against size, one panel a dtype, one line a version.
 
@@ -1076,7 +1079,7 @@ def speed_chart(rows, value="percent"):
         value: what to draw, a key of UNITS.
 
     Returns:
-        A Figure. The dashed line is the copy ceiling.
+        A Picture. The dashed line is the copy ceiling.
 
     Page: foundations/plots
     """
@@ -1105,7 +1108,7 @@ def speed_chart(rows, value="percent"):
     figure.set_label(_speed_words(groups, value))
     return figure
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-113
 def _speed_words(groups, value):
     """Each line of each panel by its two ends."""
     panels = []
@@ -1121,7 +1124,7 @@ def _speed_words(groups, value):
         panels.append(f"{reach}: {', '.join(lines)}")
     return f"Speed in {UNITS[value]} by size. {'; '.join(panels)}."
 
-# %% ../notebooks/foundations/plots.ipynb #plots-98
+# %% ../notebooks/foundations/plots.ipynb #plots-119
 def bars(rows, value="percent"):
     """Draw speed for each case, one panel a dtype, one bar a version.
 
@@ -1130,14 +1133,14 @@ def bars(rows, value="percent"):
         value: what to draw, a key of UNITS.
 
     Returns:
-        A Figure. The dashed line is the copy ceiling.
+        A Picture. The dashed line is the copy ceiling.
 
     Page: foundations/plots
     """
     groups = _by_dtype(rows)
     names = list(dict.fromkeys(row["case"] for row in rows))
     figure, panels = _panels(
-        len(groups), height=0.5 + 0.46 * len(names), sharey=True
+        len(groups), height=0.5 + 0.46 * max(2, len(names)), sharey=True
     )
     for axes, (dtype, group) in zip(panels, groups.items()):
         where = [names.index(row["case"]) for row in group]
@@ -1163,7 +1166,7 @@ def bars(rows, value="percent"):
     figure.set_label(_bar_words(groups, value))
     return figure
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-120
 def _bar_words(groups, value):
     """The bars of each case, in the order of the versions."""
     panels = []
@@ -1177,7 +1180,7 @@ def _bar_words(groups, value):
     versions = " · ".join(LABELS[version] for version in COLOURS)
     return f"{UNITS[value]} of {versions}. {'; '.join(panels)}."
 
-# %% ../notebooks/foundations/plots.ipynb #plots-103
+# %% ../notebooks/foundations/plots.ipynb #plots-125
 def roofline(points, bandwidth, peaks):
     """Draw kernels under the roofs of a machine.
 
@@ -1206,7 +1209,7 @@ def roofline(points, bandwidth, peaks):
     figure.set_label(_roof_words(found, bandwidth, peaks))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-104
+# %% ../notebooks/foundations/plots.ipynb #plots-126
 def _draw_roofs(axes, at, bandwidth, peaks):
     """A slope to the highest peak, and a level line for each peak."""
     ridge = max(peaks.values()) / bandwidth
@@ -1229,7 +1232,7 @@ def _beside(axes, text, x, y, offset, side):
         text, (x, y), offset, textcoords="offset points", ha=side
     )
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-127
 def _draw_points(axes, found):
     """A marker each, and a dotted line up to the roof."""
     markers = itertools.cycle("os^Dv")
@@ -1246,7 +1249,7 @@ def _draw_points(axes, found):
             label=f"{label}, {100 * y / roof:.0f} %",
         )
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-128
 def _roof_words(found, bandwidth, peaks):
     roofs = ", ".join(f"{label} {p / 1e12:g}" for label, p in peaks.items())
     marks = "; ".join(
@@ -1259,7 +1262,7 @@ def _roof_words(found, bandwidth, peaks):
         f"{bandwidth / 1e12:g} TB/s, {roofs}. Kernels: {marks}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-108
+# %% ../notebooks/foundations/plots.ipynb #plots-132
 def curves(x, lines, xlabel="", ylabel="", log=False):
     """Draw functions of one variable.
 
@@ -1270,7 +1273,7 @@ def curves(x, lines, xlabel="", ylabel="", log=False):
         log: whether the vertical axis is logarithmic.
 
     Returns:
-        A Figure.
+        A Picture.
 
     Page: foundations/plots
     """
@@ -1291,7 +1294,7 @@ def curves(x, lines, xlabel="", ylabel="", log=False):
     figure.set_label(_curve_words(x, lines, xlabel, ylabel))
     return figure
 
-
+# %% ../notebooks/foundations/plots.ipynb #plots-133
 def _curve_words(x, lines, xlabel, ylabel):
     """Each line by its least and greatest value."""
     reach = [
@@ -1304,7 +1307,7 @@ def _curve_words(x, lines, xlabel, ylabel):
         f"{'; '.join(reach)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-112
+# %% ../notebooks/foundations/plots.ipynb #plots-137
 def photo(images):
     """Show images side by side, as PNG.
 
@@ -1333,7 +1336,7 @@ def photo(images):
     figure.savefig(file, format="png", dpi=100)
     return Image(data=file.getvalue(), format="png")
 
-# %% ../notebooks/foundations/plots.ipynb #plots-114
+# %% ../notebooks/foundations/plots.ipynb #plots-139
 def sample_photo():
     """matplotlib's photograph of Grace Hopper, in grey.
 
