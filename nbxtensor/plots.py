@@ -206,8 +206,8 @@ def _room(texts):
     return TEXT / 72 * 0.64 * max(map(len, lines), default=0)
 
 
-def _resize(grids, least):
-    """Give the cells of grids one size."""
+def _widen(grids, least=CELL):
+    """Give the cells of grids one width, and find out whether it does."""
     texts = [text for grid in grids for text in grid.texts.flat]
     if len(texts) > MOST:
         raise ValueError(
@@ -215,16 +215,25 @@ def _resize(grids, least):
             "restrict the layout, or take a smaller tensor"
         )
     columns = max(grid.shape[1] for grid in grids)
-    most = (WIDTH - _left(grids)) / columns
-    room = _room(texts)
+    most, room = (WIDTH - _left(grids)) / columns, _room(texts)
     for grid in grids:
         grid.legible = room + 0.02 <= most
-        if grid.legible:
-            lines = 1 + max(text.count("\n") for text in texts)
-            grid.width = min(max(room + 0.1, least), most)
-            grid.height = max(least, 0.08 + 0.15 * lines)
-        else:
-            grid.width = grid.height = min(least, most)
+        wanted = max(room + 0.1, least) if grid.legible else least
+        grid.width = min(wanted, most)
+
+
+def _heighten(grids, least=CELL):
+    """Give the cells of grids one height."""
+    texts = [text for grid in grids for text in grid.texts.flat]
+    lines = 1 + max(text.count("\n") for text in texts)
+    for grid in grids:
+        tall = max(least, 0.08 + 0.15 * lines)
+        grid.height = tall if grid.legible else grid.width
+
+
+def _resize(grids, least=CELL):
+    _widen(grids, least)
+    _heighten(grids, least)
 
 # %% ../notebooks/foundations/plots.ipynb #plots-26
 def _upright(grid):
@@ -407,7 +416,7 @@ def offset_grids(views):
         Grid(offsets.astype(str), _by_value(offsets, most), title)
         for title, offsets in found.items()
     ]
-    _resize(grids, CELL)
+    _resize(grids)
     return _draw(grids, _offset_words(found))
 
 # %% ../notebooks/foundations/plots.ipynb #plots-37
@@ -435,6 +444,17 @@ def _outputs(layout):
         )
     names, sizes = ("", *layout.outputs), (1, *layout.shape.values())
     return names[-2:], sizes[-2:]
+
+
+def _check_inputs(layout, **arguments):
+    """Refuse an argument that names what is no input of a layout."""
+    for argument, names in arguments.items():
+        for name in names:
+            if name not in layout.inputs:
+                raise ValueError(
+                    f"{argument}: '{name}' is not one of "
+                    f"{', '.join(layout.inputs)}"
+                )
 
 
 def _owners(layout):
@@ -519,10 +539,12 @@ def owner_grid(layout, hue=None, label=None, mark=None):
         A Picture. Of three or more owners a cell shows the first.
 
     Raises:
-        ValueError: the layout has more outputs, or hue more bits.
+        ValueError: the layout has more outputs, hue has more bits, or a
+            name is not one of the layout's inputs.
 
     Page: foundations/plots
     """
+    _check_inputs(layout, label=label or (), mark=mark or ())
     hue = _hue_bits(layout, hue)
     label = label or _label(layout)
     texts, fills = _owner_cells(layout, hue, label)
@@ -539,7 +561,7 @@ def owner_grid(layout, hue=None, label=None, mark=None):
     )
     groups = _groups(*hue, layout.sizes[hue[0]])
     words = _owner_words(layout, label, groups, mark, held)
-    _resize([grid], CELL)
+    _resize([grid])
     return _draw([grid], words, legend=groups)
 
 # %% ../notebooks/foundations/plots.ipynb #plots-51
@@ -599,18 +621,14 @@ def hardware_view(layout, rows="lane", columns="register", **fixed):
 
     Page: foundations/plots
     """
-    for name in (rows, columns, *fixed):
-        if name not in layout.inputs:
-            raise ValueError(
-                f"'{name}' is not one of {', '.join(layout.inputs)}"
-            )
+    _check_inputs(layout, rows=[rows], columns=[columns], fixed=fixed)
     sizes = layout.sizes[rows], layout.sizes[columns]
     down, right = np.indices(sizes)
     places = layout.apply(**fixed, **{rows: down, columns: right})
     grid = _elements(places, layout.shape)
     grid.axes, grid.title = (rows, columns), layout.name
     grid.rows, grid.columns = (tuple(map(str, range(n))) for n in sizes)
-    _resize([grid], CELL)
+    _resize([grid])
     return _draw(_split(grid), _holdings_words(layout, grid, fixed))
 
 # %% ../notebooks/foundations/plots.ipynb #plots-62
@@ -689,7 +707,7 @@ def bit_matrix(layout):
             (0, j, len(rows), 1) for j in np.flatnonzero(~matrix.any(0))
         ],
     )
-    _resize([grid], CELL)
+    _resize([grid])
     return _draw([grid], _matrix_words(layout, rows, columns))
 
 # %% ../notebooks/foundations/plots.ipynb #plots-69
@@ -733,6 +751,7 @@ def slice_view(layout, dim, of="lane", hue=None):
             f"dim: {dim!r} must be one of two outputs, and the layout has "
             f"{', '.join(layout.shape)}"
         )
+    _check_inputs(layout, of=[of])
     (name, bits), drop = _hue_bits(layout, hue), layout.outputs.index(dim)
     texts, fills = _owner_cells(layout, (name, bits), (of,))
     axes, (rows, columns) = _outputs(layout)
@@ -742,12 +761,11 @@ def slice_view(layout, dim, of="lane", hue=None):
     copies = _copies(layout, drop, of)
     part = _slice_grid(whole, copies, drop, fills)
     words = _slice_words(layout, dim, of, copies)
-    _resize([whole], CELL)
-    _resize([part], CELL)
-    if drop:
-        whole.height = part.height = max(whole.height, part.height)
-    else:
-        whole.width = part.width = max(whole.width, part.width)
+    together, apart = [[whole, part]], [[whole], [part]]
+    for grids in apart if drop else together:
+        _widen(grids)
+    for grids in together if drop else apart:
+        _heighten(grids)
     return _draw([whole, part], words, None if drop else 1)
 
 # %% ../notebooks/foundations/plots.ipynb #plots-75
@@ -1030,7 +1048,7 @@ def tile_walk(panels, across=None):
         touched = _touched(shape, regions)
         grids.append(_walk_grid(title, touched, hues))
         lines.append(f"{title}: {_touched_words(touched, regions)}")
-    _resize(grids, CELL)
+    _resize(grids)
     return _draw(grids, f"Regions of tensors. {'. '.join(lines)}.", across)
 
 # %% ../notebooks/foundations/plots.ipynb #plots-105

@@ -19,7 +19,6 @@ from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 LANES = np.arange(32)
-RANDOM = np.random.default_rng(0)
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +28,12 @@ def style():
         yield
 
 
-def random_layout(shape=(8, 16), warps=2):
+def random_layout(seed=0, shape=(8, 16), warps=2):
     """A layout with bases drawn at random: some elements may have no owner."""
+    random = np.random.default_rng(seed)
 
     def vector():
-        return tuple(int(RANDOM.integers(size)) for size in shape)
+        return tuple(int(random.integers(size)) for size in shape)
 
     bits = {"register": 2, "lane": 5, "warp": warps}
     return LinearLayout({name: [vector() for _ in range(n)] for name, n in bits.items()}, shape)
@@ -84,6 +84,7 @@ EXAMPLES = {
     "hardware_view": lambda: plots.hardware_view(random_layout(), warp=1),
     "bit_matrix": lambda: plots.bit_matrix(random_layout()),
     "slice_view": lambda: plots.slice_view(random_layout(), "dim0"),
+    "slice_view beside": lambda: plots.slice_view(random_layout(), "dim1"),
     "sector_view": lambda: plots.sector_view({"x": 8 * LANES}),
     "bank_phases": lambda: plots.bank_phases({"x": 8 * LANES}),
     "butterfly": lambda: plots.butterfly([16, 8, 4, 2, 1]),
@@ -101,8 +102,8 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("case", range(12))
 def test_owner_grid_names_every_owner(case):
-    layout = random_layout(warps=case % 3)
-    bits = tuple(RANDOM.choice(5, size=2, replace=False).tolist())
+    layout = random_layout(case, warps=case % 3)
+    bits = (case % 5, (case + 2) % 5)
     (axes,) = plots.owner_grid(layout, hue={"lane": bits}, mark={"lane": 3}).axes
     table, drawn, marked = layout.table("warp", "lane", "register"), cells(axes), set()
     assert set(drawn) == set(np.ndindex(8, 16))
@@ -145,7 +146,7 @@ def test_owner_grid_of_memory_shows_offsets():
 
 @pytest.mark.parametrize("case", range(6))
 def test_hardware_view_names_every_element(case):
-    layout = random_layout()
+    layout = random_layout(case)
     warp = case % 4
     figure = plots.hardware_view(layout, warp=warp)
     expected = layout.table("warp", "lane", "register")[warp].reshape(-1, 2).tolist()
@@ -162,7 +163,7 @@ def test_hardware_view_names_every_element(case):
 
 @pytest.mark.parametrize("case", range(6))
 def test_bit_matrix_is_the_matrix(case):
-    layout = random_layout()
+    layout = random_layout(case)
     (axes,) = plots.bit_matrix(layout).axes
     drawn = cells(axes)
     ones = np.array([[drawn[i, j][0] == "1" for j in range(9)] for i in range(7)])
@@ -176,8 +177,8 @@ def test_bit_matrix_is_the_matrix(case):
 
 @pytest.mark.parametrize("dim", ["dim0", "dim1"])
 def test_slice_view_lists_the_copies(dim):
-    for _ in range(6):
-        layout = random_layout()
+    for seed in range(6):
+        layout = random_layout(seed)
         whole, part = plots.slice_view(layout, dim).axes
         table = layout.slice(dim).table("lane", "register", "warp")[..., 0]
         for place, (text, _) in cells(part).items():
@@ -197,7 +198,7 @@ def test_slice_view_lists_the_copies(dim):
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 16])
 @pytest.mark.parametrize("reach", [1, 8, 64, 4096])
 def test_accesses_are_counted_like_elsewhere(size, reach):
-    addresses = size * RANDOM.integers(reach, size=32)
+    addresses = size * np.random.default_rng(reach).integers(reach, size=32)
     (axes,) = plots.bank_phases({"x": addresses}, size).axes
     count, phases = wavefronts(addresses, size)
     assert axes.get_ylim()[0] == count
@@ -299,7 +300,16 @@ def test_every_form_is_tried():
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_figures_fit_the_page_and_texts_their_cells(name):
-    figure = EXAMPLES[name]()
+    fits(EXAMPLES[name]())
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("dim", ["dim0", "dim1"])
+def test_slices_fit_too(seed, dim):
+    fits(plots.slice_view(random_layout(seed), dim))
+
+
+def fits(figure):
     assert figure.get_figwidth() <= plots.WIDTH + 1e-6
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -368,10 +378,13 @@ def test_hues_differ_for_everybody(sight):
 @pytest.mark.parametrize(
     "draw, said",
     [
-        (lambda: plots.owner_grid(random_layout((2, 4, 16))), "dim0, dim1, dim2"),
+        (lambda: plots.owner_grid(random_layout(shape=(2, 4, 16))), "dim0, dim1, dim2"),
         (lambda: plots.owner_grid(random_layout(), hue={"thread": (0,)}), "register, lane, warp"),
-        (lambda: plots.owner_grid(random_layout((128, 64))), "8192 cells"),
-        (lambda: plots.hardware_view(random_layout(), block=0), "'block' is not one of"),
+        (lambda: plots.owner_grid(random_layout(shape=(128, 64))), "8192 cells"),
+        (lambda: plots.hardware_view(random_layout(), block=0), "fixed: 'block' is not one of"),
+        (lambda: plots.owner_grid(random_layout(), mark={"lanes": 0}), "mark: 'lanes'"),
+        (lambda: plots.owner_grid(random_layout(), label=["thread"]), "label: 'thread'"),
+        (lambda: plots.slice_view(random_layout(), "dim0", of="thread"), "of: 'thread'"),
         (lambda: plots.slice_view(random_layout(), "dim2"), "dim: 'dim2'"),
         (lambda: plots.sector_view({"x": 4 * LANES}, 3), "size: 3"),
         (lambda: plots.bank_phases({"x": 4 * LANES}, 8), "4 of lane 1"),
