@@ -649,16 +649,18 @@ _COMPUTE = {
 }
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-44
-def _join(device, tensors):
+def _join(like, tensors):
     """Bring CPU scalars to the device as fills, not as copies.
 
     A fill takes its value as an argument of a kernel, so that it can be
-    captured in a CUDA graph.
+    captured in a CUDA graph. As in torch, a CPU scalar is rounded to the
+    result's dtype before it joins.
     """
+    dtype, device = like["dtype"], like["device"]
     return [
         t
         if t.device == device
-        else torch.full((), t.item(), dtype=t.dtype, device=device)
+        else torch.full((), t.to(dtype).item(), dtype=dtype, device=device)
         for t in tensors
     ]
 
@@ -914,6 +916,6 @@ class Pointwise(Operator):
             if tensor.device == device:
                 check_device(self.name, name, tensor)
         if any(t.device != device for t in tensors):
-            return lambda tensors, _: self.kernel(*_join(device, tensors))
+            return lambda tensors, _: self.kernel(*_join(like, tensors))
         body = self.bodies[like["dtype"]]
         return _plan(body, self.outputs, like, tensors, expanded)
