@@ -652,18 +652,16 @@ _COMPUTE = {
 }
 
 # %% ../notebooks/foundations/runtime.ipynb #runtime-44
-def _join(like, tensors):
+def _join(device, tensors):
     """Bring CPU scalars to the device as fills, not as copies.
 
     A fill takes its value as an argument of a kernel, so that it can be
-    captured in a CUDA graph. As in torch, a CPU scalar is rounded to the
-    result's dtype before it joins.
+    captured in a CUDA graph.
     """
-    dtype, device = like["dtype"], like["device"]
     return [
         t
         if t.device == device
-        else torch.full((), t.to(dtype).item(), dtype=dtype, device=device)
+        else torch.full((), t.item(), dtype=t.dtype, device=device)
         for t in tensors
     ]
 
@@ -919,6 +917,6 @@ class Pointwise(Operator):
             if tensor.device == device:
                 check_device(self.name, name, tensor)
         if any(t.device != device for t in tensors):
-            return lambda tensors, _: self.kernel(*_join(like, tensors))
+            return lambda tensors, _: self.kernel(*_join(device, tensors))
         body = self.bodies[like["dtype"]]
         return _plan(body, self.outputs, like, tensors, expanded)
