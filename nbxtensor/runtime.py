@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import _prims_common as prims
 from torch import is_grad_enabled
 from torch._C._dynamo.guards import TensorGuards
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from triton import knobs
@@ -573,6 +574,7 @@ class Operator:
         )
         self._libraries[self.name] = self.library = library
         self.function = _differentiable(self)
+        self.record = super(torch.autograd.Function, self.function).apply
         self.overload = getattr(torch.ops.nbx, self.name).default
         self.arguments = [a.name for a in self.overload._schema.arguments]
 
@@ -602,11 +604,12 @@ class Operator:
         self.check_types(tensors)
         transform = torch._C._functorch.peek_interpreter_stack()
         if transform is not None:
-            direct = transform.key() != _FUNCTIONALIZE
-        else:
-            plain = all(type(t) in _PLAIN_TYPES for t in tensors)
-            direct = plain and not (_overridden() or _dispatched())
-        return (self.function.apply if direct else self.overload)(*tensors)
+            if transform.key() != _FUNCTIONALIZE:
+                return self.function.apply(*tensors)
+        elif all(type(t) in _PLAIN_TYPES for t in tensors):
+            if not (_overridden() or _dispatched()):
+                return self.record(*unwrap_dead_wrappers(tensors))
+        return self.overload(*tensors)
 
     def backward(self, *_):
         raise NotImplementedError(f"nbx::{self.name} has no gradient")

@@ -1141,3 +1141,16 @@ def test_a_primed_operator_notices_what_is_no_plain_tensor(primed):
     with FakeTensorMode() as mode:
         fake = [mode.from_tensor(t) for t in (x, *rest)]
         assert ours(*fake).shape == theirs(*fake).shape
+
+
+@each_operator
+def test_a_tensor_outlives_its_transform(name):
+    """torch.func leaves a wrapper around nothing, which torch unwraps."""
+    ours, theirs = OPERATORS[name]
+    kept = []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(normal(3))
+    leaf, twin = clones(normal(3, seed=1), normal(3, seed=1))
+    for call, x in ((ours, leaf), (theirs, twin)):
+        call(*operands(name, x, kept[0]) if name in BINARY else (kept[0] * x,)).sum().backward()
+    torch.testing.assert_close(leaf.grad, twin.grad)
+    torch.testing.assert_close(ours(*operands(name, *2 * kept)), theirs(*operands(name, *2 * kept)))
