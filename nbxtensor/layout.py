@@ -245,12 +245,12 @@ class LinearLayout:
         return hash(self._key)
 
     def __repr__(self):
-        title = self.name or "LinearLayout"
-        width = max(map(len, self.bases), default=0) + 1
-        rows = [f"{title}: {_sizes(self.sizes)} → {_sizes(self.shape)}"]
-        for name, vectors in self.bases.items():
+        heads = [f"{name} {size}:" for name, size in self.sizes.items()]
+        width = max(map(len, heads), default=0)
+        rows = [f"{self.name or 'LinearLayout'} → {_sizes(self.shape)}"]
+        for head, vectors in zip(heads, self.bases.values()):
             row = " ".join(str(v).replace(",)", ")") for v in vectors)
-            rows.append(f"  {name + ':':{width}} {row}".rstrip())
+            rows.append(f"  {head:{width}} {row}".rstrip())
         return "\n".join(rows)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
