@@ -647,7 +647,12 @@ def from_triton(layout, shape):
         found = builder.to_linear_layout(layout._to_ir(builder), shape)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"layout: {error}") from error
-    return _read(found, shape)
+    found = _read(found, shape)
+    if not found.is_surjective:
+        raise ValueError(
+            "layout: the compiler does not tell where all elements are"
+        )
+    return found
 
 # %% ../notebooks/foundations/layout.ipynb #layout-47
 def fit(tile, shape):
@@ -693,7 +698,7 @@ def _fill(name, box, order, repeat=None):
 
 # %% ../notebooks/foundations/layout.ipynb #layout-48
 def _tile(*factors, order):
-    """The product of factors on dimensions in this order, no clusters."""
+    """The product of factors, on dimensions in this order; one block."""
     tile = LinearLayout({}, {f"dim{d}": 1 for d in order})
     return math.prod(factors, start=tile) * zeros("block", 1)
 

@@ -134,8 +134,8 @@ def test_equality_heeds_order_and_sizes():
     assert one == one.named("one") and hash(one) == hash(one.named("one"))
 
 
-# Named layouts. From Triton 3.9 on, registers that coordinates wrapped to
-# zero are dropped.
+# Named layouts. Triton 3.9 drops register bits that wrapping made zero; those
+# before it keep them.
 
 
 def check(layout, gluon):
@@ -355,6 +355,15 @@ def test_refused_of_memory(name):
     layout, shape, reason = MEMORY[name]
     with pytest.raises(ValueError, match=reason):
         from_triton(layout, shape)
+
+
+@pytest.mark.skipif(VERSION < (3, 9), reason="Triton has no partitioned layouts before 3.9")
+def test_refused_of_partitions():
+    from triton.experimental.gluon.language.amd.cdna5 import PartitionedSharedLayout
+
+    plain = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    with pytest.raises(ValueError, match="not tell where"):
+        from_triton(PartitionedSharedLayout(2, 2, 0, plain), [16, 16])
 
 
 @pytest.mark.skipif(VERSION >= (3, 7), reason="Triton tells from 3.7 on")
