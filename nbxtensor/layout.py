@@ -1140,15 +1140,13 @@ def vector_width(offsets, itemsize):
     Page: foundations/layout
     """
     matrix = offsets.matrix
-    most = min(_bits(16 // itemsize), len(offsets.bases["register"]))
+    sizes = 16 // itemsize, offsets.sizes["register"]
     own = np.eye(*matrix.shape, dtype=np.uint8)
-    width = 0
-    while (
-        width < min(most, len(matrix))
-        and (matrix[width] == own[width]).all()
-        and (matrix[:, width] == own[:, width]).all()
-    ):
-        width += 1
+    fits = [
+        (matrix[k] == own[k]).all() and (matrix[:, k] == own[:, k]).all()
+        for k in range(_bits(min(*sizes, offsets.shape["offset"])))
+    ]
+    width = [*fits, False].index(False)
     return 1 << width
 
 # %% ../notebooks/foundations/layout.ipynb #layout-84
