@@ -216,8 +216,12 @@ class LinearLayout:
             sizes: {input: size}, powers of two.
             shape: {output: size}, powers of two.
         """
-        shape = _checked_shape(shape)
-        columns = _from_bits(np.asarray(matrix).T, shape.values())
+        sizes, shape = _checked_shape(sizes), _checked_shape(shape)
+        matrix = np.asarray(matrix, dtype=np.uint8)
+        bits = tuple(sum(map(_bits, d.values())) for d in (shape, sizes))
+        if matrix.shape != bits:
+            raise ValueError(f"matrix: {matrix.shape} must be {bits}")
+        columns = _from_bits(matrix.T, shape.values())
         vectors = iter(columns.tolist())
         bases = {
             name: list(itertools.islice(vectors, _bits(size)))

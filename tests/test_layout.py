@@ -433,6 +433,7 @@ BAD = {
     "large": (lambda: LinearLayout({"lane": [(2, 0)]}, (2, 2)), "from 0 to 1 for dim0"),
     "negative": (lambda: LinearLayout({"lane": [(0, -1)]}, (2, 2)), "from 0 to 1 for dim1"),
     "half": (lambda: LinearLayout({"lane": [(0.5,)]}, (2,)), "an integer"),
+    "matrix": (lambda: LinearLayout.from_matrix(np.eye(2), {"a": 2}, (4,)), r"must be \(2, 1\)"),
     "input": (lambda: TWO(warp=0), "'warp' is not one of lane"),
     "index": (lambda: TWO(lane=2), "lane must be integers from 0 to 1"),
     "fraction": (lambda: TWO(lane=0.5), "lane must be integers"),
