@@ -245,12 +245,12 @@ class LinearLayout:
         return hash(self._key)
 
     def __repr__(self):
-        title = self.name or "LinearLayout"
-        width = max(map(len, self.bases), default=0) + 1
-        rows = [f"{title}: {_sizes(self.sizes)} → {_sizes(self.shape)}"]
-        for name, vectors in self.bases.items():
+        heads = [f"{name} {size}:" for name, size in self.sizes.items()]
+        width = max(map(len, heads), default=0)
+        rows = [f"{self.name or 'LinearLayout'} → {_sizes(self.shape)}"]
+        for head, vectors in zip(heads, self.bases.values()):
             row = " ".join(str(v).replace(",)", ")") for v in vectors)
-            rows.append(f"  {name + ':':{width}} {row}".rstrip())
+            rows.append(f"  {head:{width}} {row}".rstrip())
         return "\n".join(rows)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -301,13 +301,15 @@ class LinearLayout:
         Raises:
             ValueError: there is no such input, or not so many indices.
         """
-        found = [np.zeros((), np.int64)] * len(self.shape)
+        index = {n: self._checked_index(n, v) for n, v in index.items()}
+        size = np.broadcast_shapes(*(v.shape for v in index.values()))
+        places = [np.zeros(size, dtype=np.int64) for _ in self.shape]
         for name, value in index.items():
-            value = self._checked_index(name, np.asarray(value))
             for bit, vector in enumerate(self.bases[name]):
                 taken = value >> bit & 1
-                found = [f ^ taken * v for f, v in zip(found, vector)]
-        return tuple(np.broadcast_arrays(*found))
+                for place, step in zip(places, vector):
+                    place ^= taken * step
+        return tuple(places)
 
     __call__ = apply
 
@@ -316,12 +318,14 @@ class LinearLayout:
             raise ValueError(
                 f"index: '{name}' is not one of {', '.join(self.bases)}"
             )
-        if ((value < 0) | (value >= self.sizes[name])).any():
+        value = np.asarray(value)
+        in_range = (value >= 0) & (value < self.sizes[name])
+        if value.dtype.kind not in "iu" or not in_range.all():
             raise ValueError(
-                f"index: {name} must be from 0 to {self.sizes[name] - 1}, "
-                f"not {value}"
+                f"index: {name} must be integers from 0 to "
+                f"{self.sizes[name] - 1}, not {value}"
             )
-        return value
+        return value.astype(np.int64)
 
     def table(self, *inputs):
         """The coordinates of every index.
@@ -335,8 +339,10 @@ class LinearLayout:
         inputs = inputs or self.inputs
         sizes = [self.sizes.get(name, 1) for name in inputs]
         grid = np.indices(sizes, sparse=True)
-        found = self.apply(**dict(zip(inputs, grid)))
-        return np.stack([np.broadcast_to(f, sizes) for f in found], -1)
+        places = np.zeros((*sizes, len(self.shape)), dtype=np.int64)
+        for k, place in enumerate(self.apply(**dict(zip(inputs, grid)))):
+            places[..., k] = place
+        return places
 
     @property
     def rank(self):
@@ -386,6 +392,8 @@ class LinearLayout:
 
     def __mul__(self, other):
         """Tiles of tiles: the bits of other above the bits of this."""
+        if not isinstance(other, LinearLayout):
+            return NotImplemented
         names = dict.fromkeys((*self.shape, *other.shape))
         low = {n: self.shape.get(n, 1) for n in names}
         shape = {n: low[n] * other.shape.get(n, 1) for n in names}
@@ -495,7 +503,7 @@ class LinearLayout:
 
 _MIME = "application/vnd.nbxtensor.layout+json"
 
-# %% ../notebooks/foundations/layout.ipynb #layout-32
+# %% ../notebooks/foundations/layout.ipynb #layout-34
 def identity(name, shape):
     """A layout with one input, whose bits are those of its outputs.
 
@@ -522,7 +530,7 @@ def zeros(name, size):
     """
     return LinearLayout({name: [()] * _bits(size)}, {})
 
-# %% ../notebooks/foundations/layout.ipynb #layout-39
+# %% ../notebooks/foundations/layout.ipynb #layout-42
 def _fault(gl, layout, shape):
     """Why the compiler would not survive being asked, or None."""
     if isinstance(layout, (gl.AutoLayout, gl.CoalescedLayout)):
@@ -548,10 +556,11 @@ def _fault(gl, layout, shape):
         case gl.NVMMADistributedLayout():
             return "version must be 2 or 3"
         case gl.DistributedLinearLayout(shape=own):
-            if not _read(layout, own).is_surjective:
-                return "some elements have no owner"
-        case gl.SharedLinearLayout(shape=own) if own != shape:
-            return f"it is for the shape {own}"
+            ones = _read(layout, own).matrix.sum(0)
+            if sorted(ones[ones > 0]) != [1] * sum(map(_bits, own)):
+                return f"it is for {own}, and no permutation"
+        case gl.SharedLinearLayout():
+            return f"it is for {layout.shape}"
         case gl.NVMMASharedLayout(swizzle_byte_width=width) if width:
             row = shape[0 if layout.transposed else -1]
             held = row * layout.element_bitwidth // 8
@@ -564,7 +573,7 @@ def _n_fault(n):
     if not _is_power_of_two(n) or n < 8:
         return "n of instr_shape must be a power of two from 8"
 
-# %% ../notebooks/foundations/layout.ipynb #layout-40
+# %% ../notebooks/foundations/layout.ipynb #layout-43
 _INPUTS = {
     "reg_bases": "register",
     "lane_bases": "lane",
@@ -596,7 +605,7 @@ def _builder():
         dialects.load_dialects(context)
     return gluon_ir.GluonOpBuilder(context), context
 
-# %% ../notebooks/foundations/layout.ipynb #layout-41
+# %% ../notebooks/foundations/layout.ipynb #layout-44
 def from_triton(layout, shape):
     """What the compiler makes of one of Gluon's layouts.
 
@@ -627,6 +636,9 @@ def from_triton(layout, shape):
         raise NotImplementedError(
             "layout: Triton tells those of memory from 3.7 on"
         )
+    bases = (gl.DistributedLinearLayout, gl.SharedLinearLayout)
+    if isinstance(layout, bases) and layout.shape == shape:
+        return _read(layout, shape)
     fault = _fault(gl, layout, shape)
     if fault:
         raise ValueError(f"layout: not linear for {shape}: {fault}")
@@ -635,9 +647,14 @@ def from_triton(layout, shape):
         found = builder.to_linear_layout(layout._to_ir(builder), shape)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"layout: {error}") from error
-    return _read(found, shape)
+    found = _read(found, shape)
+    if not found.is_surjective:
+        raise ValueError(
+            "layout: the compiler does not tell where all elements are"
+        )
+    return found
 
-# %% ../notebooks/foundations/layout.ipynb #layout-44
+# %% ../notebooks/foundations/layout.ipynb #layout-47
 def fit(tile, shape):
     """A tile's layout for a tensor of any shape.
 
@@ -679,9 +696,9 @@ def _fill(name, box, order, repeat=None):
             layout *= identity(name, {f"dim{d}": box[d]})
     return layout
 
-# %% ../notebooks/foundations/layout.ipynb #layout-45
+# %% ../notebooks/foundations/layout.ipynb #layout-48
 def _tile(*factors, order):
-    """The product of factors on dimensions in this order, no clusters."""
+    """The product of factors, on dimensions in this order; one block."""
     tile = LinearLayout({}, {f"dim{d}": 1 for d in order})
     return math.prod(factors, start=tile) * zeros("block", 1)
 
@@ -717,7 +734,7 @@ def blocked(
     factors = [_fill(name, box, order) for name, box in parts]
     return fit(_tile(*factors, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-50
+# %% ../notebooks/foundations/layout.ipynb #layout-53
 def _fragment(inner, outer, width, shape):
     """The part of a tensor core operand that one instruction takes.
 
@@ -732,7 +749,7 @@ def _fragment(inner, outer, width, shape):
         * identity("register", rest)
     )
 
-# %% ../notebooks/foundations/layout.ipynb #layout-53
+# %% ../notebooks/foundations/layout.ipynb #layout-57
 def _warp_order(version, rank):
     """Dimensions over which warps are counted, the fastest first."""
     if version not in (2, 3):
@@ -764,12 +781,17 @@ def nvidia_mma(shape, version, warps_per_cta, instr_shape):
     *batch, m, n = range(len(shape))
     order = (n, m, *batch[::-1])
     _check_boxes(shape, order, warps_per_cta=warps_per_cta)
-    size = instr_shape[-2:] if version == 2 else instr_shape[:2]
-    fragment = _fragment(n, m, 2, {m: size[0], n: size[1]})
     warps = _fill("warp", warps_per_cta, _warp_order(version, len(shape)))
+    rows, columns = instr_shape[-2:] if version == 2 else instr_shape[:2]
+    if rows != 16 or not _is_power_of_two(columns) or columns < 8:
+        raise ValueError(
+            f"instr_shape: {instr_shape} must have m = 16 and as n a power "
+            "of two from 8"
+        )
+    fragment = _fragment(n, m, 2, {m: rows, n: columns})
     return fit(_tile(fragment, warps, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-54
+# %% ../notebooks/foundations/layout.ipynb #layout-58
 def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
     """An operand of mma, or the first operand of wgmma, in registers.
 
@@ -797,6 +819,8 @@ def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
         raise ValueError(
             f"operand_index: {operand_index!r} must be 0, or 1 in version 2"
         )
+    if not _is_power_of_two(k_width):
+        raise ValueError(f"k_width: {k_width!r} must be a power of two")
     *batch, row, column = range(len(shape))
     k, free = (column, row) if operand_index == 0 else (row, column)
     order = (k, free, *batch[::-1])
@@ -807,7 +831,7 @@ def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
     warps = _fill("warp", warps_per_cta, ranks, repeat=k)
     return fit(_tile(fragment, warps, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-56
+# %% ../notebooks/foundations/layout.ipynb #layout-60
 def fma_operand(
     shape,
     operand_index,
@@ -850,7 +874,7 @@ def fma_operand(
     ]
     return fit(_tile(*factors, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-59
+# %% ../notebooks/foundations/layout.ipynb #layout-63
 def swizzled_shared(shape, vec, per_phase, max_phase, order):
     """Triton's swizzled layout of shared memory.
 
@@ -897,7 +921,7 @@ def swizzled_shared(shape, vec, per_phase, max_phase, order):
     tile = identity("offset", fastest_first).compose(swizzle)
     return tile.transpose(*shape) * zeros("block", 1)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-62
+# %% ../notebooks/foundations/layout.ipynb #layout-66
 def nvmma_shared(
     shape, swizzle_byte_width, element_bitwidth, transposed=False
 ):
@@ -943,7 +967,7 @@ def nvmma_shared(
     tile *= identity("offset", dict(zip(names, repeat)))
     return tile.transpose("dim0", "dim1")
 
-# %% ../notebooks/foundations/layout.ipynb #layout-64
+# %% ../notebooks/foundations/layout.ipynb #layout-68
 def padded_shared(shape, order):
     """The linear part of Triton's padded layout: the place before pad.
 
@@ -976,7 +1000,7 @@ def pad(offset, interval_padding_pairs):
         for interval, padding in interval_padding_pairs
     )
 
-# %% ../notebooks/foundations/layout.ipynb #layout-69
+# %% ../notebooks/foundations/layout.ipynb #layout-73
 def conversion(source, target):
     """Where each index of target finds its element in source.
 
@@ -1035,7 +1059,7 @@ def crosses(conversion):
             return conversion.inputs[axis]
     return None
 
-# %% ../notebooks/foundations/layout.ipynb #layout-75
+# %% ../notebooks/foundations/layout.ipynb #layout-79
 def bank(address):
     """The bank of shared memory that a byte is in.
 
@@ -1086,7 +1110,7 @@ def wavefronts(addresses, size, active=None):
     most = load.max(1).reshape(*addresses.shape[:-1], words)
     return most.sum(-1), (most > 0).sum(-1)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-78
+# %% ../notebooks/foundations/layout.ipynb #layout-82
 def access(registers, shared):
     """The offset at which each index finds its element.
 
@@ -1116,18 +1140,16 @@ def vector_width(offsets, itemsize):
     Page: foundations/layout
     """
     matrix = offsets.matrix
-    most = min(_bits(16 // itemsize), len(offsets.bases["register"]))
+    sizes = 16 // itemsize, offsets.sizes["register"]
     own = np.eye(*matrix.shape, dtype=np.uint8)
-    width = 0
-    while (
-        width < min(most, len(matrix))
-        and (matrix[width] == own[width]).all()
-        and (matrix[:, width] == own[:, width]).all()
-    ):
-        width += 1
+    fits = [
+        (matrix[k] == own[k]).all() and (matrix[:, k] == own[:, k]).all()
+        for k in range(_bits(min(*sizes, offsets.shape["offset"])))
+    ]
+    width = [*fits, False].index(False)
     return 1 << width
 
-# %% ../notebooks/foundations/layout.ipynb #layout-80
+# %% ../notebooks/foundations/layout.ipynb #layout-84
 def excess(offsets, itemsize, vector=None):
     """Wavefronts that a phase of a request takes beyond the first.
 
