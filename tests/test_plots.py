@@ -157,6 +157,7 @@ def test_hardware_view_names_every_element(case):
             colours.setdefault(text, set()).add(colour)
     assert texts == [f"{row},{column}" for row, column in expected]
     assert all(len(found) == 1 for found in colours.values())
+    assert len(set.union(*colours.values())) == len(colours)  # and no two share one
     rows = [t.get_text() for axes in figure.axes for t in axes.get_yticklabels()]
     assert rows == [str(lane) for lane in range(32)]
 
