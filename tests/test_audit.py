@@ -550,6 +550,19 @@ def test_faults_are_named():
         emulate(made, 1, x, y)
 
 
+def test_a_load_without_its_mask_is_out_of_bounds_though_nothing_is_stored():
+    @triton.jit
+    def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + i)  # here
+        tl.store(y_ptr + i, x, mask=i < n)
+
+    x, y = torch.randn(5000), torch.empty(5000)
+    with pytest.raises(Fault, match="out of bounds") as caught:
+        emulate(kernel, 5, x, y, 5000, BLOCK=1024)
+    assert caught.value.line.number == line_of(kernel, "# here")
+
+
 def test_nothing_is_written_back_after_a_fault():
     x, y = torch.randn(100), torch.zeros(100)
     with pytest.raises(Fault):
@@ -683,6 +696,8 @@ def test_a_report_puts_runs_side_by_side():
         ("sm_75", 32, 33 * 1024, 4, 1),
         ("sm_80", 32, 0, 1, 32),
         ("sm_80", 168, 0, 4, 3),
+        ("sm_80", 40, 48 * 1024, 8, 3),
+        ("sm_86", 40, 48 * 1024, 8, 2),
         ("sm_86", 40, 0, 4, 12),
         ("sm_89", 40, 0, 1, 24),
         ("sm_90", 255, 227 * 1024, 8, 1),
