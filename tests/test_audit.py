@@ -468,7 +468,10 @@ def test_layouts_of_a_matrix_product():
     }
 
 
-@pytest.mark.parametrize("target, n", [("sm_70", 16), ("sm_80", 64), ("sm_90", 64), ("sm_100", 128)])
+SIZES = {"sm_70": 16, "sm_80": 64, "sm_90": 64, "sm_100": 128}
+
+
+@pytest.mark.parametrize("target, n", SIZES.items())
 def test_every_layout_on_nvidia_is_told(target, n):
     pointers = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32"}
     made = compile_for(product, pointers, {"N": n, "K": 16}, target)
@@ -554,13 +557,11 @@ def test_a_load_without_its_mask_is_out_of_bounds_though_nothing_is_stored():
     @triton.jit
     def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + i)  # here
-        tl.store(y_ptr + i, x, mask=i < n)
+        tl.store(y_ptr + i, tl.load(x_ptr + i), mask=i < n)
 
     x, y = torch.randn(5000), torch.empty(5000)
-    with pytest.raises(Fault, match="out of bounds") as caught:
+    with pytest.raises(Fault, match="out of bounds.*reads.*'x_ptr', which has 20000"):
         emulate(kernel, 5, x, y, 5000, BLOCK=1024)
-    assert caught.value.line.number == line_of(kernel, "# here")
 
 
 def test_nothing_is_written_back_after_a_fault():
