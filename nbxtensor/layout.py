@@ -216,8 +216,12 @@ class LinearLayout:
             sizes: {input: size}, powers of two.
             shape: {output: size}, powers of two.
         """
-        shape = _checked_shape(shape)
-        columns = _from_bits(np.asarray(matrix).T, shape.values())
+        sizes, shape = _checked_shape(sizes), _checked_shape(shape)
+        matrix = np.asarray(matrix, dtype=np.uint8)
+        bits = tuple(sum(map(_bits, d.values())) for d in (shape, sizes))
+        if matrix.shape != bits:
+            raise ValueError(f"matrix: {matrix.shape} must be {bits}")
+        columns = _from_bits(matrix.T, shape.values())
         vectors = iter(columns.tolist())
         bases = {
             name: list(itertools.islice(vectors, _bits(size)))
@@ -245,12 +249,12 @@ class LinearLayout:
         return hash(self._key)
 
     def __repr__(self):
-        title = self.name or "LinearLayout"
-        width = max(map(len, self.bases), default=0) + 1
-        rows = [f"{title}: {_sizes(self.sizes)} → {_sizes(self.shape)}"]
-        for name, vectors in self.bases.items():
+        heads = [f"{name} {size}:" for name, size in self.sizes.items()]
+        width = max(map(len, heads), default=0)
+        rows = [f"{self.name or 'LinearLayout'} → {_sizes(self.shape)}"]
+        for head, vectors in zip(heads, self.bases.values()):
             row = " ".join(str(v).replace(",)", ")") for v in vectors)
-            rows.append(f"  {name + ':':{width}} {row}".rstrip())
+            rows.append(f"  {head:{width}} {row}".rstrip())
         return "\n".join(rows)
 
     def _repr_mimebundle_(self, include=None, exclude=None):
@@ -647,7 +651,12 @@ def from_triton(layout, shape):
         found = builder.to_linear_layout(layout._to_ir(builder), shape)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"layout: {error}") from error
-    return _read(found, shape)
+    found = _read(found, shape)
+    if not found.is_surjective:
+        raise ValueError(
+            "layout: the compiler does not tell where all elements are"
+        )
+    return found
 
 # %% ../notebooks/foundations/layout.ipynb #layout-47
 def fit(tile, shape):
@@ -693,7 +702,7 @@ def _fill(name, box, order, repeat=None):
 
 # %% ../notebooks/foundations/layout.ipynb #layout-48
 def _tile(*factors, order):
-    """The product of factors on dimensions in this order, no clusters."""
+    """The product of factors, on dimensions in this order; one block."""
     tile = LinearLayout({}, {f"dim{d}": 1 for d in order})
     return math.prod(factors, start=tile) * zeros("block", 1)
 
@@ -1135,15 +1144,13 @@ def vector_width(offsets, itemsize):
     Page: foundations/layout
     """
     matrix = offsets.matrix
-    most = min(_bits(16 // itemsize), len(offsets.bases["register"]))
+    sizes = 16 // itemsize, offsets.sizes["register"]
     own = np.eye(*matrix.shape, dtype=np.uint8)
-    width = 0
-    while (
-        width < min(most, len(matrix))
-        and (matrix[width] == own[width]).all()
-        and (matrix[:, width] == own[:, width]).all()
-    ):
-        width += 1
+    fits = [
+        (matrix[k] == own[k]).all() and (matrix[:, k] == own[:, k]).all()
+        for k in range(_bits(min(*sizes, offsets.shape["offset"])))
+    ]
+    width = [*fits, False].index(False)
     return 1 << width
 
 # %% ../notebooks/foundations/layout.ipynb #layout-84
