@@ -1008,13 +1008,13 @@ class Memory:
         """
         if name in self.arrays:
             raise ValueError(f"name: memory has an array '{name}' already")
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array)
         self.arrays[name] = array.dtype, array.shape
         self.starts.append(len(self.data))
         self.sizes.append(array.nbytes)
         self.writable.append(writable)
         room = np.zeros(-array.nbytes % 256, np.uint8)
-        raw = array.reshape(-1).view(np.uint8)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.data = np.concatenate([self.data, raw, room])
         state = np.full(len(raw), known, np.uint8)
         self.known = np.concatenate([self.known, state, room])
