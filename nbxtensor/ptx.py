@@ -492,16 +492,21 @@ def _pure(opcodes, modifiers="", reads=None, writes=None):
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-41
 def _flush(i, value):
-    """Subnormal float32 numbers become zeros of their sign, if .ftz."""
-    if "ftz" not in i.modifiers or value.dtype != np.float32:
+    """Subnormal numbers become zeros of their sign, if .ftz."""
+    if "ftz" not in i.modifiers or value.dtype == np.float64:
         return value
-    tiny = abs(value) < np.finfo(np.float32).tiny
-    return np.where(tiny, np.copysign(np.float32(0), value), value)
+    zero = value.dtype.type(0)
+    tiny = abs(value) < np.finfo(value.dtype).tiny
+    return np.where(tiny, np.copysign(zero, value), value)
 
 
 def _finish(i, value):
-    """What happens to a float on its way out."""
-    value = _flush(i, value)
+    """What happens to the result of a float instruction."""
+    return _limit(i, _flush(i, value))
+
+
+def _limit(i, value):
+    """Cut to [0, 1] if .sat, to what is not negative if .relu."""
     if "sat" in i.modifiers:
         inside = np.clip(value, 0, 1)
         value = np.where(np.isnan(value), value.dtype.type(0), inside)
@@ -886,12 +891,15 @@ def _convert(value, source, to, i):
     """From one type to another."""
     names = [name for name in i.modifiers if name in _TO_INTEGER]
     if _is_float(source):
-        value = _flush(i, value)
+        if source == TYPES["f32"]:  # .ftz means no other here
+            value = _flush(i, value)
         rounded = _TO_INTEGER[names[0]](value) if names else value
         if to.kind in "us":
             return _float_to_integer(value, rounded, source, to)
         result = _narrow(rounded, to, i.modifiers)
-        return result if to.kind == "b" else _finish(i, result)
+        if to == TYPES["f32"]:
+            result = _flush(i, result)
+        return result if to.kind == "b" else _limit(i, result)
     if _is_float(to):
         exact = value.astype(np.float64)
         if to.kind == "f":

@@ -486,6 +486,19 @@ def test_subnormals_are_flushed_only_on_request():
     ]
 
 
+def test_flushing_in_16_bits():
+    half = np.array([1, 0x8001, 0x0400], "u2")  # two subnormal numbers, the least normal one
+    for code, want in {
+        "add.f16 %d, %a0, %a0;": [2, 0x8002, 0x0800],
+        "add.ftz.f16 %d, %a0, %a0;": [0, 0x8000, 0x0800],
+        "mul.ftz.bf16 %d, %a0, %a0;": [0, 0, 0],
+    }.items():
+        assert evaluate(code, half, bits=16).tolist() == want
+    # A conversion flushes float32, and this is not one.
+    got = evaluate("cvt.ftz.f32.f16 %d, %a0;", half[:1]).view("f4")
+    assert got.tolist() == [2.0**-24]
+
+
 def test_saturated_floats():
     a = np.array([-1, 0.25, 7, np.nan, np.inf], "f4").view("u4")
     got = evaluate("add.sat.f32 %d, %a0, 0f00000000;", a).view("f4")
