@@ -431,8 +431,7 @@ def _is_moderate(a, b, c):
     ea, eb, ec = (np.frexp(x)[1] for x in (a, b, c))
     fits = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     fits &= (a != 0) & (b != 0) & (c != 0)
-    fits &= (abs(ea) < 480) & (abs(eb) < 480) & (abs(ec) < 900)
-    return fits & (ea + eb > -850)
+    return fits & (abs(ea) < 400) & (abs(eb) < 400) & (abs(ec) < 900)
 
 
 def _fma_exact(a, b, c):

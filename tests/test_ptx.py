@@ -389,6 +389,30 @@ def test_fused_ties_of_float32():
     assert got.tolist() == [np.nextafter(even, np.float32(2)), even, even]
 
 
+def test_fused_ties_of_float64():
+    """The product ends in half a unit, and c, far below, decides."""
+    a, b = (np.full(3, 1 + 2.0**-k).view("u8") for k in (26, 27))
+    c = np.array([2.0**-120, 0, -(2.0**-120)])
+    got = evaluate("fma.rn.f64 %d, %a0, %a1, %a2;", a, b, c.view("u8"), bits=64).view("f8")
+    even = 1 + 2.0**-26 + 2.0**-27
+    assert got.tolist() == [np.nextafter(even, 2), even, even]
+
+
+def test_fused_far_from_one():
+    """Where a step of the fast way would overflow or become subnormal."""
+    exponents = (-1060, -800, -420, -380, 0, 380, 420, 800, 1020)
+    rng = np.random.default_rng(0)
+    a, b = pairs([k + 2000 for k in exponents], "i8")
+    a, b = (np.ldexp(1 + rng.random(len(x)), x - 2000) for x in (a, b))
+    with np.errstate(all="ignore"):
+        c = -a * b * (1 + rng.integers(-3, 4, len(a)) * 2.0**-50)
+    a, b, c = (x.view("u8") for x in (a, b, c))
+    got = evaluate("fma.rn.f64 %d, %a0, %a1, %a2;", a, b, c, bits=64)
+    triples = [tuple(decode(v, "f64") for v in row) for row in zip(a, b, c)]
+    wanted = [x * y + z if is_finite(x, y, z) else None for x, y, z in triples]
+    check_rounding(got, wanted, "f64")
+
+
 NAMES = ("-inf", "-1", "-0.0", "0.0", "1", "inf", "nan")
 
 
@@ -885,6 +909,24 @@ def test_a_shuffle_waits_for_its_warp():
     assert got.tolist() == [values[k ^ 16] for k in range(32)]
 
 
+def test_a_shuffle_waits_for_those_who_come_from_below():
+    """Lanes 0 … 7 are there first, the others jump back to them."""
+    code = """
+        setp.lt.u32 %p, %a0, 8;
+        @!%p bra BELOW;
+    BACK:
+        shfl.sync.bfly.b32 %d, %a0, 16, 31, -1;
+        bra.uni END;
+    BELOW:
+        add.u32 %a0, %a0, 100;
+        bra.uni BACK;
+    END:
+    """
+    got = evaluate(code, np.arange(32, dtype="u4"))
+    values = [v if v < 8 else v + 100 for v in range(32)]
+    assert got.tolist() == [values[k ^ 16] for k in range(32)]
+
+
 @pytest.mark.parametrize(
     ("code", "what"),
     [
@@ -1123,6 +1165,12 @@ RACES = {
         "st.shared.b32 [%r1], %r0; bar.warp.sync -1; xor.b32 %r4, %r1, 128;"
         "ld.shared.b32 %r4, [%r4];",
         "reads byte 128 .*thread 32 wrote",
+    ),
+    "readers of two warps": (
+        "st.shared.b32 [%r1], %r0; bar.sync 0; setp.eq.u32 %p0, %r0, 0; setp.eq.u32 %p1, %r0, 32;"
+        "@%p0 ld.shared.b32 %r4, [0]; @%p1 ld.shared.b32 %r4, [0]; bar.warp.sync -1;"
+        "@%p1 st.shared.b32 [0], 9;",
+        "writes byte 0 .*other threads read",
     ),
     "atomic and store": (
         "st.shared.b32 [%r1], 0; atom.shared.add.u32 %r4, [%r2], 1;",
