@@ -431,8 +431,7 @@ def _is_moderate(a, b, c):
     ea, eb, ec = (np.frexp(x)[1] for x in (a, b, c))
     fits = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     fits &= (a != 0) & (b != 0) & (c != 0)
-    fits &= (abs(ea) < 480) & (abs(eb) < 480) & (abs(ec) < 900)
-    return fits & (ea + eb > -850)
+    return fits & (abs(ea) < 400) & (abs(eb) < 400) & (abs(ec) < 900)
 
 
 def _fma_exact(a, b, c):
@@ -492,16 +491,21 @@ def _pure(opcodes, modifiers="", reads=None, writes=None):
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-41
 def _flush(i, value):
-    """Subnormal float32 numbers become zeros of their sign, if .ftz."""
-    if "ftz" not in i.modifiers or value.dtype != np.float32:
+    """Subnormal numbers become zeros of their sign, if .ftz."""
+    if "ftz" not in i.modifiers or value.dtype == np.float64:
         return value
-    tiny = abs(value) < np.finfo(np.float32).tiny
-    return np.where(tiny, np.copysign(np.float32(0), value), value)
+    zero = value.dtype.type(0)
+    tiny = abs(value) < np.finfo(value.dtype).tiny
+    return np.where(tiny, np.copysign(zero, value), value)
 
 
 def _finish(i, value):
-    """What happens to a float on its way out."""
-    value = _flush(i, value)
+    """What happens to the result of a float instruction."""
+    return _limit(i, _flush(i, value))
+
+
+def _limit(i, value):
+    """Cut to [0, 1] if .sat, to what is not negative if .relu."""
     if "sat" in i.modifiers:
         inside = np.clip(value, 0, 1)
         value = np.where(np.isnan(value), value.dtype.type(0), inside)
@@ -886,12 +890,15 @@ def _convert(value, source, to, i):
     """From one type to another."""
     names = [name for name in i.modifiers if name in _TO_INTEGER]
     if _is_float(source):
-        value = _flush(i, value)
+        if source == TYPES["f32"]:  # .ftz means no other here
+            value = _flush(i, value)
         rounded = _TO_INTEGER[names[0]](value) if names else value
         if to.kind in "us":
             return _float_to_integer(value, rounded, source, to)
         result = _narrow(rounded, to, i.modifiers)
-        return result if to.kind == "b" else _finish(i, result)
+        if to == TYPES["f32"]:
+            result = _flush(i, result)
+        return result if to.kind == "b" else _limit(i, result)
     if _is_float(to):
         exact = value.astype(np.float64)
         if to.kind == "f":
@@ -1008,13 +1015,13 @@ class Memory:
         """
         if name in self.arrays:
             raise ValueError(f"name: memory has an array '{name}' already")
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array)
         self.arrays[name] = array.dtype, array.shape
         self.starts.append(len(self.data))
         self.sizes.append(array.nbytes)
         self.writable.append(writable)
         room = np.zeros(-array.nbytes % 256, np.uint8)
-        raw = array.reshape(-1).view(np.uint8)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.data = np.concatenate([self.data, raw, room])
         state = np.full(len(raw), known, np.uint8)
         self.known = np.concatenate([self.known, state, room])
