@@ -262,7 +262,7 @@ def _thin(names, cell, room):
         step *= 2
     return [k + 0.5 for k in range(0, len(names), step)], names[::step]
 
-# %% ../notebooks/foundations/plots.ipynb #plots-27
+
 def _name(axes, grid):
     """Write the names of the rows and columns."""
     room = 0.17 if _upright(grid) else _room(grid.columns) + 0.06
@@ -276,7 +276,7 @@ def _name(axes, grid):
     axes.set_xlabel(grid.axes[1], size=TEXT)
     axes.set_title(grid.title)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-28
+
 def _fill(axes, grid):
     """Draw the cells of a grid, a unit square each."""
     for (row, column), text in np.ndenumerate(grid.texts):
@@ -298,7 +298,7 @@ def _write(axes, x, y, text, ink):
     middle = {"ha": "center", "va": "center", "linespacing": 1.05}
     axes.text(x, y, text, color=ink, size=TEXT, **middle)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-30
+# %% ../notebooks/foundations/plots.ipynb #plots-28
 def _flow(sizes, across):
     """Where boxes go, line by line, and how far they reach."""
     spots, x, y, line, reach = [], 0, 0, 0, 0
@@ -311,7 +311,7 @@ def _flow(sizes, across):
         x += wide + GAP
     return spots, (reach, y + line)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-31
+
 def _draw(grids, words, across=None, legend=()):
     """A Picture of grids, at most `across` of them in a line."""
     left, top = _left(grids), max(map(_top, grids))
@@ -330,7 +330,7 @@ def _draw(grids, words, across=None, legend=()):
         _key(figure, legend)
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-32
+
 def _place(figure, grid, left, top):
     """Add a grid to a figure, inches from the upper left corner."""
     width, height = figure.get_size_inches()
@@ -358,7 +358,7 @@ def _key_height(legend, width):
     lines = math.ceil(len(legend) / _key_columns(legend, width))
     return 0.08 + 0.17 * lines
 
-# %% ../notebooks/foundations/plots.ipynb #plots-33
+
 def _key(figure, legend):
     """Say above the grids what the colours are."""
     figure.legend(
@@ -374,7 +374,7 @@ def _key(figure, legend):
         fontsize=TEXT,
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-35
+# %% ../notebooks/foundations/plots.ipynb #plots-30
 def _by_value(values, most):
     """A colour for each number from 0 to most."""
     shades = colormaps["viridis"](0.1 + 0.85 * values / max(most, 1))
@@ -396,7 +396,7 @@ def _offsets(title, shape, stride, start=0):
         down * np.arange(rows), right * np.arange(columns)
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-36
+# %% ../notebooks/foundations/plots.ipynb #plots-31
 def offset_grids(views):
     """Draw views of at most two dimensions with their memory offsets.
 
@@ -419,7 +419,7 @@ def offset_grids(views):
     _resize(grids)
     return _draw(grids, _offset_words(found))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-37
+# %% ../notebooks/foundations/plots.ipynb #plots-32
 def _offset_words(found):
     lines = []
     for title, offsets in found.items():
@@ -434,7 +434,7 @@ def _offset_words(found):
         lines.append(f"{title}: {size}, {', '.join(adds)}, {reach}")
     return f"Memory offsets. {'; '.join(lines)}."
 
-# %% ../notebooks/foundations/plots.ipynb #plots-44
+# %% ../notebooks/foundations/plots.ipynb #plots-39
 def _outputs(layout):
     """Rows and columns of a layout's outputs, one dimension being a row."""
     if not 1 <= len(layout.shape) <= 2:
@@ -467,7 +467,7 @@ def _owners(layout):
         owners[place].append(dict(zip(layout.inputs, index)))
     return owners
 
-# %% ../notebooks/foundations/plots.ipynb #plots-46
+# %% ../notebooks/foundations/plots.ipynb #plots-41
 def _hue_bits(layout, hue):
     """The input and the bits of its index that choose the hue."""
     sizes = layout.sizes
@@ -489,7 +489,7 @@ def _hue(number, bits):
     """Which hue, when the bits of a number choose it."""
     return sum((number >> bit & 1) << k for k, bit in enumerate(bits))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-47
+
 def _groups(name, bits, size):
     """{group of indices, in words: its hue}."""
     members = {}
@@ -500,7 +500,7 @@ def _groups(name, bits, size):
         for hue, group in members.items()
     }
 
-# %% ../notebooks/foundations/plots.ipynb #plots-49
+# %% ../notebooks/foundations/plots.ipynb #plots-43
 def _owner_text(owners, label):
     """What a cell says about its owners."""
     names = ["·".join(str(owner[n]) for n in label) for owner in owners]
@@ -523,7 +523,7 @@ def _owner_cells(layout, hue, label):
             fills[place] = HUES[_hue(found[0][name], bits)]
     return texts, fills
 
-# %% ../notebooks/foundations/plots.ipynb #plots-50
+# %% ../notebooks/foundations/plots.ipynb #plots-44
 def owner_grid(layout, hue=None, label=None, mark=None):
     """Draw which lane and register own each element of a tensor.
 
@@ -564,7 +564,7 @@ def owner_grid(layout, hue=None, label=None, mark=None):
     _resize([grid])
     return _draw([grid], words, legend=groups)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-51
+# %% ../notebooks/foundations/plots.ipynb #plots-45
 def _label(layout):
     usual = tuple(n for n in ("lane", "register") if n in layout.inputs)
     return usual or layout.inputs
@@ -589,7 +589,7 @@ def _some(texts):
     more = [f"… ({len(texts)} in all)"] if len(texts) > 8 else []
     return ", ".join([*texts[:8], *more])
 
-# %% ../notebooks/foundations/plots.ipynb #plots-52
+
 def _owner_words(layout, label, groups, mark, held):
     owners = [len(found) for found in _owners(layout).values()]
     count = "–".join(map(str, dict.fromkeys((min(owners), max(owners)))))
@@ -604,7 +604,7 @@ def _owner_words(layout, label, groups, mark, held):
         words.append(f"Framed: {who} holds {where or 'nothing'}.")
     return " ".join(words)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-61
+# %% ../notebooks/foundations/plots.ipynb #plots-54
 def hardware_view(layout, rows="lane", columns="register", **fixed):
     """Draw which element of a tensor each register of each lane holds.
 
@@ -631,7 +631,7 @@ def hardware_view(layout, rows="lane", columns="register", **fixed):
     _resize([grid])
     return _draw(_split(grid), _holdings_words(layout, grid, fixed))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-62
+# %% ../notebooks/foundations/plots.ipynb #plots-55
 def _elements(places, shape):
     """A grid of coordinates, coloured by position in memory."""
     sizes = tuple(shape.values())
@@ -659,7 +659,7 @@ def _split(grid):
         for k in range(0, grid.shape[0], step)
     ]
 
-# %% ../notebooks/foundations/plots.ipynb #plots-63
+
 def _holdings_words(layout, grid, fixed):
     down, right = grid.axes
     where = "".join(f", {name} {index}" for name, index in fixed.items())
@@ -672,7 +672,7 @@ def _holdings_words(layout, grid, fixed):
         f"In the order of {right}s, {'; '.join(lines)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-67
+# %% ../notebooks/foundations/plots.ipynb #plots-59
 def _bit_names(sizes):
     return tuple(
         f"{name} {bit}"
@@ -680,7 +680,7 @@ def _bit_names(sizes):
         for bit in range(size.bit_length() - 1)
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-68
+# %% ../notebooks/foundations/plots.ipynb #plots-60
 def bit_matrix(layout):
     """Draw the matrix of a layout.
 
@@ -710,7 +710,7 @@ def bit_matrix(layout):
     _resize([grid])
     return _draw([grid], _matrix_words(layout, rows, columns))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-69
+# %% ../notebooks/foundations/plots.ipynb #plots-61
 def _matrix_words(layout, rows, columns):
     lines = [
         f"{column}: {', '.join(itertools.compress(rows, bits)) or 'none'}"
@@ -722,7 +722,7 @@ def _matrix_words(layout, rows, columns):
         f"column: {'; '.join(lines)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-73
+# %% ../notebooks/foundations/plots.ipynb #plots-65
 def _listed(numbers, between):
     """Numbers in short, with dots after the second range."""
     ranges = _ranges(numbers).split(", ")
@@ -731,7 +731,7 @@ def _listed(numbers, between):
         ranges = [*ranges[:2], dots, ranges[-1]]
     return between.join(ranges)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-74
+# %% ../notebooks/foundations/plots.ipynb #plots-66
 def slice_view(layout, dim, of="lane", hue=None):
     """Draw a layout with two outputs beside its slice along one.
 
@@ -768,7 +768,7 @@ def slice_view(layout, dim, of="lane", hue=None):
         _heighten(grids)
     return _draw([whole, part], words, None if drop else 1)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-75
+# %% ../notebooks/foundations/plots.ipynb #plots-67
 def _copies(layout, drop, of):
     """For each element of a slice, the sorted indices that hold a copy."""
     found = {}
@@ -789,7 +789,7 @@ def _slice_grid(whole, copies, drop, fills):
     title = f"without {whole.axes[drop]}"
     return Grid(texts, fills, title, rows, columns, ("", ""))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-76
+
 def _slice_words(layout, dim, of, copies):
     lines = [f"{k}: {_ranges(held)}" for k, held in enumerate(copies)]
     return (
@@ -798,7 +798,7 @@ def _slice_words(layout, dim, of, copies):
         f"copy of each: {'; '.join(lines)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-80
+# %% ../notebooks/foundations/plots.ipynb #plots-71
 WORDS = 32  # words in a line of 128 bytes, and banks
 
 
@@ -826,7 +826,7 @@ def _lanes_text(lanes):
         lanes = [lanes[0], "⋮", lanes[-1]]
     return "\n".join(map(str, lanes))
 
-# %% ../notebooks/foundations/plots.ipynb #plots-81
+
 def _strip(lines, title, names, fills):
     """Lines of 32 words, each {word: lanes}, as a grid."""
     shape = (len(lines), WORDS)
@@ -843,11 +843,11 @@ def _strip(lines, title, names, fills):
             grid.fills[row, word % WORDS] = fills[row]
     return grid
 
-# %% ../notebooks/foundations/plots.ipynb #plots-83
+# %% ../notebooks/foundations/plots.ipynb #plots-73
 SECTOR = 8  # words
 MOVED = {"asked for": HUES[0], "moved, not asked for": HUES[1]}
 
-# %% ../notebooks/foundations/plots.ipynb #plots-84
+# %% ../notebooks/foundations/plots.ipynb #plots-74
 def sector_view(accesses, size=4):
     """Draw which sectors of global memory a warp's access moves.
 
@@ -874,7 +874,7 @@ def sector_view(accesses, size=4):
     _resize(grids, 0.2)
     return _draw(grids, words, across=1, legend=MOVED)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-85
+# %% ../notebooks/foundations/plots.ipynb #plots-75
 def _sector_grid(title, words, sectors):
     """The 128-byte lines that hold the sectors."""
     asked, moved = MOVED.values()
@@ -892,7 +892,7 @@ def _sector_grid(title, words, sectors):
         cells[cells == PALE] = moved
     return grid
 
-# %% ../notebooks/foundations/plots.ipynb #plots-89
+# %% ../notebooks/foundations/plots.ipynb #plots-79
 SERVED = {"needed anyway": HUES[0], "excess": HUES[1]}
 
 
@@ -910,7 +910,7 @@ def _phases(addresses, size):
             for wave in waves
         ]
 
-# %% ../notebooks/foundations/plots.ipynb #plots-90
+# %% ../notebooks/foundations/plots.ipynb #plots-80
 def bank_phases(accesses, size=4):
     """Draw how shared memory serves a warp's access, bank by bank.
 
@@ -937,7 +937,7 @@ def bank_phases(accesses, size=4):
     _resize(grids, 0.2)
     return _draw(grids, words, across=1, legend=SERVED)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-91
+# %% ../notebooks/foundations/plots.ipynb #plots-81
 def _bank_grid(title, phases):
     needed, excess = SERVED.values()
     names = [
@@ -949,7 +949,7 @@ def _bank_grid(title, phases):
     lines = [wave for phase in phases for wave in phase]
     return _strip(lines, title, names, fills)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-96
+# %% ../notebooks/foundations/plots.ipynb #plots-86
 def _reached(lane, masks):
     """The lanes whose values have come to a lane, before each step."""
     sets = [{lane}]
@@ -957,7 +957,7 @@ def _reached(lane, masks):
         sets.append(sets[-1] | {other ^ mask for other in sets[-1]})
     return sets[::-1]
 
-# %% ../notebooks/foundations/plots.ipynb #plots-97
+# %% ../notebooks/foundations/plots.ipynb #plots-87
 def butterfly(masks, lanes=32, lane=0):
     """Draw the exchange of values by shuffles, step after step.
 
@@ -991,7 +991,7 @@ def butterfly(masks, lanes=32, lane=0):
     figure.set_label(_butterfly_words(masks, lanes, lane, sets[0]))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-98
+# %% ../notebooks/foundations/plots.ipynb #plots-88
 def _exchange(axes, step, mask, readers, colour, width):
     """Lines to each reader from itself and from its partner."""
     lines = [
@@ -1014,7 +1014,7 @@ def _frame_steps(axes, masks, lanes):
     axes.grid(False)
     axes.spines[:].set_visible(False)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-99
+
 def _butterfly_words(masks, lanes, lane, reached):
     steps = ", ".join(f"xor {mask}" for mask in masks)
     return (
@@ -1023,7 +1023,7 @@ def _butterfly_words(masks, lanes, lane, reached):
         f"{_count(len(reached), 'lane')}: {_ranges(sorted(reached))}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-104
+# %% ../notebooks/foundations/plots.ipynb #plots-93
 def tile_walk(panels, across=None):
     """Draw which regions of tensors are touched, panel by panel.
 
@@ -1051,7 +1051,7 @@ def tile_walk(panels, across=None):
     _resize(grids)
     return _draw(grids, f"Regions of tensors. {'. '.join(lines)}.", across)
 
-# %% ../notebooks/foundations/plots.ipynb #plots-105
+# %% ../notebooks/foundations/plots.ipynb #plots-94
 def _touched(shape, regions):
     """{(row, column): the names of the regions that contain it}."""
     shape = tuple(shape)
@@ -1067,7 +1067,7 @@ def _touched(shape, regions):
             held += [name] * bool(inside[place])
     return touched
 
-# %% ../notebooks/foundations/plots.ipynb #plots-106
+
 def _walk_grid(title, touched, hues):
     shape = tuple(1 + max(axis) for axis in zip(*touched))
     texts = np.full(shape, "", dtype=object)
@@ -1092,7 +1092,7 @@ def _touched_words(touched, regions):
     several = f"; {_count(shared, 'cell')} in several" if shared else ""
     return f"{'; '.join(parts)}{several}"
 
-# %% ../notebooks/foundations/plots.ipynb #plots-111
+# %% ../notebooks/foundations/plots.ipynb #plots-99
 UNITS = {"percent": "% of the copy ceiling", "gbps": "GB/s", "us": "µs"}
 
 
@@ -1103,7 +1103,7 @@ def _by_dtype(rows):
         for dtype in dict.fromkeys(row["dtype"] for row in rows)
     }
 
-# %% ../notebooks/foundations/plots.ipynb #plots-112
+# %% ../notebooks/foundations/plots.ipynb #plots-100
 def speed_chart(rows, value="percent"):
     """Draw speed against size, one panel a dtype, one line a version.
 
@@ -1141,7 +1141,7 @@ def speed_chart(rows, value="percent"):
     figure.set_label(_speed_words(groups, value))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-113
+# %% ../notebooks/foundations/plots.ipynb #plots-101
 def _speed_words(groups, value):
     """Each line of each panel by its two ends."""
     panels = []
@@ -1157,7 +1157,7 @@ def _speed_words(groups, value):
         panels.append(f"{reach}: {' · '.join(lines)}")
     return f"Speed in {UNITS[value]} by size. {'; '.join(panels)}."
 
-# %% ../notebooks/foundations/plots.ipynb #plots-119
+# %% ../notebooks/foundations/plots.ipynb #plots-107
 def bars(rows, value="percent"):
     """Draw speed for each case, one panel a dtype, one bar a version.
 
@@ -1199,7 +1199,7 @@ def bars(rows, value="percent"):
     figure.set_label(_bar_words(groups, value))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-120
+# %% ../notebooks/foundations/plots.ipynb #plots-108
 def _bar_words(groups, value):
     """The bars of each case, in the order of the versions."""
     panels = []
@@ -1213,7 +1213,7 @@ def _bar_words(groups, value):
     versions = " · ".join(LABELS[version] for version in COLOURS)
     return f"{UNITS[value]} of {versions}. {'; '.join(panels)}."
 
-# %% ../notebooks/foundations/plots.ipynb #plots-125
+# %% ../notebooks/foundations/plots.ipynb #plots-113
 def roofline(points, bandwidth, peaks):
     """Draw kernels under the roofs of a machine.
 
@@ -1242,7 +1242,7 @@ def roofline(points, bandwidth, peaks):
     figure.set_label(_roof_words(found, bandwidth, peaks))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-126
+# %% ../notebooks/foundations/plots.ipynb #plots-114
 def _draw_roofs(axes, at, bandwidth, peaks):
     """A slope to the highest peak, and a level line for each peak."""
     ridge = max(peaks.values()) / bandwidth
@@ -1265,7 +1265,7 @@ def _beside(axes, text, x, y, offset, side):
         text, (x, y), offset, textcoords="offset points", ha=side
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-127
+
 def _draw_points(axes, found):
     """A marker each, and a dotted line up to the roof."""
     markers = itertools.cycle("os^Dv")
@@ -1282,7 +1282,7 @@ def _draw_points(axes, found):
             label=f"{label}, {100 * y / roof:.0f} %",
         )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-128
+
 def _short(number):
     """Three digits that count, without an exponent."""
     return f"{float(f'{number:.3g}'):g}"
@@ -1300,7 +1300,7 @@ def _roof_words(found, bandwidth, peaks):
         f"{bandwidth / 1e12:g} TB/s, {roofs}. Kernels: {marks}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-132
+# %% ../notebooks/foundations/plots.ipynb #plots-118
 def curves(x, lines, xlabel="", ylabel="", log=False):
     """Draw functions of one variable.
 
@@ -1332,7 +1332,7 @@ def curves(x, lines, xlabel="", ylabel="", log=False):
     figure.set_label(_curve_words(x, lines, xlabel, ylabel))
     return figure
 
-# %% ../notebooks/foundations/plots.ipynb #plots-133
+# %% ../notebooks/foundations/plots.ipynb #plots-119
 def _curve_words(x, lines, xlabel, ylabel):
     """Each line by its least and greatest value."""
     reach = [
@@ -1345,7 +1345,7 @@ def _curve_words(x, lines, xlabel, ylabel):
         f"{'; '.join(reach)}."
     )
 
-# %% ../notebooks/foundations/plots.ipynb #plots-137
+# %% ../notebooks/foundations/plots.ipynb #plots-123
 def photo(images):
     """Show images side by side, as PNG.
 
@@ -1374,7 +1374,7 @@ def photo(images):
     figure.savefig(file, format="png", dpi=100)
     return Image(data=file.getvalue(), format="png")
 
-# %% ../notebooks/foundations/plots.ipynb #plots-139
+# %% ../notebooks/foundations/plots.ipynb #plots-125
 def sample_photo():
     """matplotlib's photograph of Grace Hopper, in grey.
 

@@ -284,6 +284,9 @@ def test_words_hold_the_numbers():
     assert "sliced 90 · 80 · 50" in plots.alt_text(plots.bars(ROWS[:1]))
     words = plots.alt_text(plots.roofline({"k": (2e9, 1e9, 1e-3)}, 4e12, {"fp32": 6e13}))
     assert "k 2 at 2 operations per byte, 25 % of its roof" in words
+    peaks = {"fp32": 6e13, "tensor": 9e14}
+    words = plots.alt_text(plots.roofline({"k": (1e12, 1e9, 2e-3)}, 4e12, peaks))
+    assert "k 500 at 1000 operations per byte, 56 % of its roof" in words
     layout = LinearLayout({"lane": [(0, 1), (0, 0)]}, (1, 2))
     assert "lane 0: dim1 0; lane 1: none" in plots.alt_text(plots.bit_matrix(layout))
     assert "2 for each" in plots.alt_text(plots.owner_grid(layout))
@@ -340,6 +343,14 @@ def test_a_grid_has_texts_where_they_fit(columns, legible):
     (axes,) = plots.owner_grid(layout).axes
     assert bool(axes.texts) == legible
     assert len(cells(axes)) == 32 * columns
+
+
+def test_three_digits_do_not_fit_in_32_columns():
+    strides = {"two digits": ((3, 32), (33, 1)), "three digits": ((4, 32), (32, 1))}
+    for title, view in strides.items():
+        figure = plots.offset_grids({title: view})
+        assert bool(figure.axes[0].texts) == (title == "two digits")
+        fits(figure)
 
 
 # Machado, Oliveira, Fernandes: A Physiologically-based Model for Simulation
