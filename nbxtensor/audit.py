@@ -716,10 +716,12 @@ class Occupancy:
 
     @property
     def programs(self):
+        """Programs that are resident."""
         return min(self.limits.values())
 
     @property
     def warps(self):
+        """Warps that are resident."""
         return self.programs * self.num_warps
 
     @property
