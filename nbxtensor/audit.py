@@ -951,7 +951,7 @@ class Run:
 
     @property
     def lines(self):
-        """{line of the kernel's file: {event: how often}}."""
+        """Events and how often, of each line of the kernel's file."""
         found = self.counters.by_line(self.compiled.home)
         return {line.number: events for line, events in found.items()}
 
@@ -1183,7 +1183,7 @@ def _counted(run):
         if r:
             found[f"sectors a {kind}"] = f"{s / r:.1f}"
     found["excess wavefronts"] = wasted
-    found["barriers"] = run["barriers"]
+    found["barriers, for each warp"] = run["barriers"]
     return found
 
 # %% ../notebooks/foundations/audit.ipynb #audit-93

@@ -529,6 +529,12 @@ def test_arguments_of_many_kinds():
         assert (out == (x * 0.5 + 5) * flag).all()
 
 
+def test_arguments_by_name():
+    x, y = torch.randn(128), torch.empty(128)
+    ran = emulate(copy, 1, x, n=128, BLOCK=128, y_ptr=y)
+    assert torch.equal(x, y) and ran.must == 2 * 4 * 128
+
+
 def test_views_of_one_storage_are_one_memory():
     memory = torch.arange(300.0)
     want = memory.clone()
