@@ -1029,12 +1029,15 @@ class Memory:
 
     def address(self, name):
         """The address of an array."""
+        if name not in self.arrays:
+            known = ", ".join(self.arrays) or "none"
+            raise KeyError(f"no array '{name}' in memory; there are {known}")
         return (list(self.arrays).index(name) + 1 << _ROOM) + _MIDDLE
 
     def __getitem__(self, name):
         """The array of that name, as it is now: a copy."""
+        k = (self.address(name) >> _ROOM) - 1
         dtype, shape = self.arrays[name]
-        k = list(self.arrays).index(name)
         raw = self.data[self.starts[k] :][: self.sizes[k]]
         return raw.view(dtype).reshape(shape).copy()
 
@@ -1059,7 +1062,7 @@ class Memory:
             return f"address {address:#x}, where no array is"
         name = list(self.arrays)[which]
         offset = (address & (1 << _ROOM) - 1) - _MIDDLE
-        return f"byte {offset} of '{name}', which has {self.sizes[which]}"
+        return f"byte {offset} of '{name}' ({self.sizes[which]} bytes)"
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-71
 def _take(table, index):
@@ -1094,7 +1097,7 @@ class _Shared:
         return np.ones(len(addresses), bool)
 
     def describe(self, address):
-        return f"byte {address} of shared memory, which has {self.size}"
+        return f"byte {address} of shared memory ({self.size} bytes)"
 
     def forget(self, programs):
         """A barrier has ordered what these programs did."""

@@ -1205,7 +1205,7 @@ def test_a_race_names_both_lines():
         ("st.shared.b32 [%r1+-4], %r0;", "out of bounds", "byte -4 of shared"),
         ("st.shared.b32 [%r1+2], %r0;", "misaligned", "no multiple of 4"),
         ("st.shared.v2.b32 [%r1], {%r0, %r0};", "misaligned", "thread 1 .* no multiple of 8"),
-        ("st.global.b32 [%x0+4096], %r0;", "out of bounds", "byte 4096 of 'out', which has 256"),
+        ("st.global.b32 [%x0+4096], %r0;", "out of bounds", "byte 4096 of 'out' .256 bytes"),
         ("st.global.b32 [%x0+-4], %r0;", "out of bounds", "byte -4 of 'out'"),
         ("mov.b64 %x1, 64; ld.global.b32 %r4, [%x1];", "out of bounds", "where no array is"),
         ("ld.global.b32 %r4, [%x0+12];", "uninitialised", "byte 12 of 'out'"),
@@ -1311,6 +1311,10 @@ def test_names_in_memory_are_unique():
     memory.add("x", np.zeros(3))
     with pytest.raises(ValueError, match="an array 'x' already"):
         memory.add("x", np.zeros(3))
+    with pytest.raises(KeyError, match="no array 'y' in memory; there are x"):
+        memory.address("y")
+    with pytest.raises(KeyError, match="no array 'y'"):
+        memory["y"]
 
 
 def test_memory_keeps_arrays_of_any_kind():
