@@ -1024,28 +1024,6 @@ def test_sectors_by_brute_force():
         assert ptx.sectors(at, active).tolist() == want
 
 
-def test_wavefronts_by_brute_force():
-    """Bank by bank, with sets; each phase by itself."""
-    rng = np.random.default_rng(0)
-    for size in (1, 2, 4, 8, 16):
-        at = rng.integers(0, 300, (60, 32)) * size
-        active = rng.random((60, 32)) < rng.random((60, 1))
-        lanes = 32 if size <= 4 else 128 // size
-        passes, least = ptx.wavefronts(at, size, active)
-        for row, on, got, best in zip(at, active, passes, least):
-            want = ideal = 0
-            for start in range(0, 32, lanes):
-                words = {
-                    int(a) // 4 + k
-                    for a, o in zip(row[start : start + lanes], on[start : start + lanes])
-                    if o
-                    for k in range(max(size // 4, 1))
-                }
-                banks = [sum(w % 32 == b for w in words) for b in range(32)]
-                want, ideal = want + max(banks), ideal + bool(words)
-            assert (got, best) == (want, ideal)
-
-
 @pytest.mark.parametrize(
     ("at", "size", "want"),
     [
@@ -1077,8 +1055,51 @@ def test_known_sectors(at, size, want):
     ],
 )
 def test_known_excess(at, size, excess):
-    passes, least = ptx.wavefronts(at[None], size, np.ones((1, 32), bool))
-    assert (passes - least).tolist() == [excess]
+    counters = store_at(at, size, np.ones(32, bool))
+    phases = max(1, size // 4)
+    assert counters["shared_store_excess"] == excess
+    assert counters["shared_store_wavefronts"] == phases + excess
+    assert counters["shared_store_requests"] == 1
+
+
+def store_at(at, size, active):
+    """Counters of a store to shared memory by those threads that are active."""
+    words = max(size // 4, 1)
+    vector, value = (f".v{words}", "{" + ", ".join(words * ["0"]) + "}")
+    vector, value = (vector, value) if words > 1 else ("", "0")
+    text = f""".entry k(.param .u64 at, .param .u64 on) .reqntid 32
+    {{ .shared .align 16 .b8 tile[8192]; .reg .b32 %r<3>; .reg .b64 %x<3>; .reg .pred %p;
+        ld.param.u64 %x0, [at]; ld.param.u64 %x1, [on]; mov.u32 %r0, %tid.x;
+        mad.wide.u32 %x0, %r0, 4, %x0; mad.wide.u32 %x1, %r0, 4, %x1;
+        ld.global.b32 %r1, [%x0]; ld.global.b32 %r2, [%x1];
+        setp.ne.u32 %p, %r2, 0;
+        @%p st.shared{vector}.b{min(8 * size, 32)} [%r1], {value}; }}"""
+    memory = Memory()
+    memory.add("at", at.astype("u4"))
+    memory.add("on", active.astype("u4"))
+    return execute(Program(text), 1, ["at", "on"], memory)
+
+
+def test_wavefronts_of_part_of_a_warp():
+    """Bank by bank, with sets; each phase by itself; the others point anywhere."""
+    rng = np.random.default_rng(0)
+    for size, _ in itertools.product((4, 8, 16), range(8)):
+        active = rng.random(32) < rng.random()
+        at = np.where(active, rng.integers(0, 300, 32) * size, 99999)
+        lanes = 128 // size
+        want = least = 0
+        for start in range(0, 32, lanes):
+            words = {
+                a // 4 + k
+                for a, on in zip(at[start : start + lanes], active[start : start + lanes])
+                if on
+                for k in range(size // 4)
+            }
+            want += max(sum(w % 32 == bank for w in words) for bank in range(32))
+            least += bool(words)
+        counters = store_at(at, size, active)
+        assert counters["shared_store_wavefronts"] == want
+        assert counters["shared_store_excess"] == want - least
 
 
 def test_nothing_is_counted_for_warps_that_are_switched_off():
@@ -1205,7 +1226,7 @@ def test_a_race_names_both_lines():
         ("st.shared.b32 [%r1+-4], %r0;", "out of bounds", "byte -4 of shared"),
         ("st.shared.b32 [%r1+2], %r0;", "misaligned", "no multiple of 4"),
         ("st.shared.v2.b32 [%r1], {%r0, %r0};", "misaligned", "thread 1 .* no multiple of 8"),
-        ("st.global.b32 [%x0+4096], %r0;", "out of bounds", "byte 4096 of 'out', which has 256"),
+        ("st.global.b32 [%x0+4096], %r0;", "out of bounds", "byte 4096 of 'out' .256 bytes"),
         ("st.global.b32 [%x0+-4], %r0;", "out of bounds", "byte -4 of 'out'"),
         ("mov.b64 %x1, 64; ld.global.b32 %r4, [%x1];", "out of bounds", "where no array is"),
         ("ld.global.b32 %r4, [%x0+12];", "uninitialised", "byte 12 of 'out'"),
@@ -1282,6 +1303,7 @@ def test_a_barrier_counts_arrivals_at_different_places():
         ("add.rz.f32 %r4, %r0, %r0;", "add.rz is not supported"),
         ("ld.global.v2.frobnicate.b32 %r4, [%x0];", "ld.frobnicate is not supported"),
         ("mov.u32 %r4, %clock;", "register %clock is not supported"),
+        ("ld.param.u32 %r4, [out+4];", "a part of a parameter is not supported"),
         ("bar.arrive 0, 64;", "this form of a barrier is not supported"),
         ("cvt.rn.bf16.s64 %r4, %x0;", "a 64-bit integer as bf16 is not supported"),
         ("rcp.approx.ftz.f64 %x1, %x0;", "the coarse approximation in float64"),
@@ -1299,6 +1321,7 @@ def test_what_is_not_known_is_named(code, what):
         (".func f() {}", "no .entry"),
         (".entry k() { ret; }", "kernel k has no .reqntid"),
         (".entry k() .reqntid 48 { ret; }", "a multiple of 32"),
+        (".entry k() .reqntid 32, 4, 1 { ret; }", "is 32, 4, 1; one dimension"),
     ],
 )
 def test_texts_that_are_no_kernel(text, what):
@@ -1311,6 +1334,10 @@ def test_names_in_memory_are_unique():
     memory.add("x", np.zeros(3))
     with pytest.raises(ValueError, match="an array 'x' already"):
         memory.add("x", np.zeros(3))
+    with pytest.raises(KeyError, match="no array 'y' in memory, only x"):
+        memory.address("y")
+    with pytest.raises(KeyError, match="no array 'y'"):
+        memory["y"]
 
 
 def test_memory_keeps_arrays_of_any_kind():
