@@ -1011,7 +1011,7 @@ def emulate(
         kernel.program, grid, values + [0] * scratch, memory, kernel.shared
     )
     memory.give_back()
-    return Run(kernel, counters, moved(_tensors(arguments)))
+    return Run(kernel, counters, moved(_tensors(named.values())))
 
 
 def _tensors(values):
