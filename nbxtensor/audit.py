@@ -37,11 +37,15 @@ from unittest import mock
 
 from . import ptx, runtime
 from .bench import Table, moved
-from .layout import LinearLayout, from_triton, swizzled_shared
+from nbxtensor.layout import (
+    LinearLayout,
+    from_triton,
+    nvmma_shared,
+    swizzled_shared,
+)
 
 import torch
 import triton
-import triton.language as tl
 from triton import knobs
 from triton._utils import type_canonicalisation_dict
 from triton.backends.compiler import GPUTarget
@@ -49,7 +53,7 @@ from triton.compiler import ASTSource, CompilationError
 from triton.experimental import gluon
 from triton.experimental.gluon._runtime import GluonASTSource
 
-# %% ../notebooks/foundations/audit.ipynb #audit-06
+# %% ../notebooks/foundations/audit.ipynb #audit-07
 TARGETS = tuple(
     f"sm_{number}" for number in (70, 75, 80, 86, 89, 90, 100, 120)
 ) + ("gfx942",)
@@ -69,7 +73,7 @@ def _target(name):
         return GPUTarget("hip", name, 64)
     return GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-09
+# %% ../notebooks/foundations/audit.ipynb #audit-10
 _DECORATORS = {
     "JITFunction": triton.jit,
     "InterpretedFunction": triton.jit,
@@ -94,7 +98,7 @@ def _kernel(kernel):
         inner = inner.fn
     return inner
 
-# %% ../notebooks/foundations/audit.ipynb #audit-10
+# %% ../notebooks/foundations/audit.ipynb #audit-11
 def _definition(function):
     """A function as text: its file, the line of its def, its source."""
     lines, first = inspect.getsourcelines(function)
@@ -119,7 +123,7 @@ def _used(function, source):
     inside = {*function.__code__.co_varnames, function.__name__}
     return {n: outside[n] for n in sorted(named - inside) if n in outside}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-13
+# %% ../notebooks/foundations/audit.ipynb #audit-14
 class _Pickler(pickle.Pickler):
     """Sends a device function as its source and what the source uses."""
 
@@ -151,7 +155,7 @@ def _defined(kind, options, file, line, source, used):
     scope[name] = _DECORATORS[kind](scope[name], **options)
     return scope[name]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-15
+# %% ../notebooks/foundations/audit.ipynb #audit-16
 class _Worker:
     """A process that compiles and never interprets, nor needs a GPU."""
 
@@ -211,7 +215,7 @@ class _Worker:
         os.close(nowhere)
         self.process.returncode = 0
 
-# %% ../notebooks/foundations/audit.ipynb #audit-17
+# %% ../notebooks/foundations/audit.ipynb #audit-18
 _IDLE, _WORKERS = [], weakref.WeakSet()
 
 
@@ -229,7 +233,17 @@ def _forget_workers():
 atexit.register(_stop_workers)
 os.register_at_fork(after_in_child=_forget_workers)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-18
+# %% ../notebooks/foundations/audit.ipynb #audit-19
+def _idle_worker():
+    """A worker that waits for work, or None."""
+    while _IDLE:
+        with contextlib.suppress(IndexError):  # another thread was faster
+            worker = _IDLE.pop()
+            if worker.process.poll() is None:
+                return worker
+            worker.stop()
+
+
 def _ask(kernel, target, task, *arguments):
     """What a worker answers.
 
@@ -238,10 +252,7 @@ def _ask(kernel, target, task, *arguments):
     """
     request = io.BytesIO()
     _Pickler(request).dump((task, arguments))
-    try:
-        worker = _IDLE.pop()
-    except IndexError:
-        worker = _Worker()
+    worker = _idle_worker() or _Worker()
     try:
         reply, said = worker.ask(request.getvalue())
     except BaseException:
@@ -255,7 +266,7 @@ def _ask(kernel, target, task, *arguments):
         raise CompileError(kernel, target, *_failure(*reply[1:], said))
     return reply[1]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-20
+# %% ../notebooks/foundations/audit.ipynb #audit-21
 class CompileError(RuntimeError):
     """A kernel that does not compile, or a compiler that gave up.
 
@@ -277,7 +288,7 @@ class CompileError(RuntimeError):
         where = "" if self.line is None else f", line {self.line}"
         return f"{self.kernel}{where}, for {self.target}: {self.message}"
 
-# %% ../notebooks/foundations/audit.ipynb #audit-21
+# %% ../notebooks/foundations/audit.ipynb #audit-22
 # After a message the compiler prints its stack, or the module.
 _DUMP = re.compile(
     r"^(?:PLEASE submit|Stack dump|Fatal Python|\s*#\w|module )", re.M
@@ -303,7 +314,7 @@ def _failure(line, message, said):
     """Line and message of a compiler that refused."""
     return _located(line, message if line else f"{message}\n{said}")
 
-# %% ../notebooks/foundations/audit.ipynb #audit-22
+# %% ../notebooks/foundations/audit.ipynb #audit-23
 def _answer(request):
     """In the worker: do a task, whatever comes of it."""
     arguments = ()
@@ -336,7 +347,7 @@ def _serve():
         pickle.dump(_answer(request), replies)
         replies.flush()
 
-# %% ../notebooks/foundations/audit.ipynb #audit-24
+# %% ../notebooks/foundations/audit.ipynb #audit-25
 def _typed(kernel, signature, constexprs):
     """Types, constants and attributes as Triton's sources take them."""
     constants, attributes = {}, {}
@@ -368,7 +379,7 @@ def _typed(kernel, signature, constexprs):
         raise TypeError(f"{name} has no parameter '{extra}'")
     return types, constants, attributes
 
-# %% ../notebooks/foundations/audit.ipynb #audit-27
+# %% ../notebooks/foundations/audit.ipynb #audit-28
 def _compile(kernel, signature, constants, attributes, target, options):
     """In the worker: compile, and keep what can be sent back."""
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
@@ -382,7 +393,7 @@ def _compile(kernel, signature, constants, attributes, target, options):
 
 _TASKS = {"compile": _compile}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-28
+# %% ../notebooks/foundations/audit.ipynb #audit-29
 @dataclass(frozen=True)
 class Compiled:
     """A kernel compiled for a target, stage by stage.
@@ -430,13 +441,26 @@ class Compiled:
 
     @property
     def spills(self):
-        """Bytes of local memory of a thread: registers that do not fit."""
+        """Bytes of local memory of a thread, for what was spilled."""
         return self._usage[1]
 
     @functools.cached_property
     def program(self):
         """The PTX, parsed."""
         return ptx.Program(self.ptx)
+
+    @property
+    def home(self):
+        """The kernel's file as the PTX names it."""
+        return self.program.code[0].lines[-1].file
+
+    @property
+    def lines(self):
+        """Counter of PTX instructions by line of the kernel's file."""
+        return Counter(
+            next(line.number for line in i.lines if line.file == self.home)
+            for i in self.program.code
+        )
 
     @functools.cached_property
     def sass(self):
@@ -448,7 +472,7 @@ class Compiled:
         """Counter of the instructions in sass by family."""
         return Counter(map(family, self.sass.splitlines()))
 
-# %% ../notebooks/foundations/audit.ipynb #audit-30
+# %% ../notebooks/foundations/audit.ipynb #audit-31
 def _tool(name, *arguments, compiled):
     """What one of NVIDIA's tools says about a binary.
 
@@ -475,7 +499,7 @@ def _sass(compiled):
     code = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text)
     return "\n".join(line for line in code if line != "NOP")
 
-# %% ../notebooks/foundations/audit.ipynb #audit-31
+# %% ../notebooks/foundations/audit.ipynb #audit-32
 def compile_for(
     kernel,
     signature,
@@ -488,7 +512,10 @@ def compile_for(
 
     Args:
         kernel: a function under @triton.jit or @gluon.jit.
-        signature: {parameter: type}, see above.
+        signature: {parameter: type}, such as ``*fp32`` or ``i32:16``. A
+            divisor follows the colon, by default 16 for pointers and 1
+            for integers. What is no string is a constant, and a tuple
+            holds several.
         constexprs: {parameter: value}: what is known when compiling,
             numbers, dtypes, layouts, device functions or tuples of these.
         target: one of TARGETS.
@@ -518,7 +545,7 @@ def compile_for(
         name, target, num_warps, shared, stages, binary, types, file
     )
 
-# %% ../notebooks/foundations/audit.ipynb #audit-35
+# %% ../notebooks/foundations/audit.ipynb #audit-36
 FAMILIES = {
     "global load": "LDG LD",
     "global store": "STG ST",
@@ -529,13 +556,15 @@ FAMILIES = {
     "constant": "LDC ULDC LDCU",
     "atomic": "ATOM ATOMG ATOMS RED REDG",
     "shuffle": "SHFL REDUX",
-    "barrier": "BAR SYNCS MEMBAR ERRBAR FENCE DEPBAR LDGDEPBAR CCTL",
+    "barrier": "BAR SYNCS MEMBAR ERRBAR FENCE DEPBAR LDGDEPBAR CCTL "
+    "WARPGROUP UTCBAR",
+    "tensor memory": "LDTM STTM UTCATOMSWS UTCCP UTCSHIFT UVIRTCOUNT",
     "special": "MUFU",
     "convert": "F2F F2I I2F F2FP F2IP I2FP I2I FRND",
     "move": "MOV UMOV SEL USEL S2R S2UR CS2R CS2UR R2UR P2R R2P UP2UR "
     "PLOP3 UPLOP3 PRMT UPRMT MOVM VOTE VOTEU",
     "control": "BRA EXIT BSSY BSYNC BREAK RET CALL WARPSYNC YIELD BMOV "
-    "JMP ACQBULK NANOSLEEP",
+    "JMP ACQBULK NANOSLEEP ELECT BPT",
 }
 _FAMILY = {
     opcode: family
@@ -548,7 +577,7 @@ _SPELT = {
     "integer": r"VI|U?(I|LEA|SHF|LOP|BREV|FLO|POPC|SGXT|BMSK)",
 }
 
-# %% ../notebooks/foundations/audit.ipynb #audit-36
+# %% ../notebooks/foundations/audit.ipynb #audit-37
 def family(instruction):
     """The family of a SASS instruction, memory accesses with their width.
 
@@ -566,7 +595,7 @@ def family(instruction):
     if opcode in _FAMILY:
         name = _FAMILY[opcode]
         if name.split()[0] in ("global", "shared", "local"):
-            return f"{name} {_width(suffixes)}"
+            return f"{name} {_width(opcode, suffixes)}"
         return name
     for name, pattern in _SPELT.items():
         if re.match(pattern, opcode):
@@ -574,14 +603,16 @@ def family(instruction):
     return "other"
 
 
-def _width(suffixes):
+def _width(opcode, suffixes):
     """Bits that a thread moves: 32, unless a suffix says otherwise."""
+    if opcode in ("LDSM", "STSM"):  # matrices, a register of each
+        return 32 * int(suffixes[-1]) if suffixes[-1].isdigit() else 32
     for suffix in suffixes:
         if found := re.fullmatch(r"[US]?(8|16|64|128|256)", suffix):
             return int(found[1])
     return 32
 
-# %% ../notebooks/foundations/audit.ipynb #audit-39
+# %% ../notebooks/foundations/audit.ipynb #audit-40
 def signature_of(kernel, *arguments, **constexprs):
     """The signature that a launch with these arguments would have.
 
@@ -617,7 +648,7 @@ def _not_specialized(kernel):
     listed = options.get("do_not_specialize") or ()
     return {names[p] if isinstance(p, int) else p for p in listed}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-40
+# %% ../notebooks/foundations/audit.ipynb #audit-41
 def _type_of(value, specialize=True):
     """A value's type, or the value itself if it becomes a constant."""
     if isinstance(value, tuple):
@@ -640,7 +671,7 @@ def _type_of(value, specialize=True):
     kind = "u64" if value >= 2**63 else kind
     return f"{kind}:16" if specialize and value % 16 == 0 else kind
 
-# %% ../notebooks/foundations/audit.ipynb #audit-43
+# %% ../notebooks/foundations/audit.ipynb #audit-44
 def _usage(compiled):
     """Registers of a thread, and bytes of its local memory."""
     if compiled.target.startswith("gfx"):
@@ -652,7 +683,7 @@ def _usage(compiled):
         ((registers, spills),) = re.findall(r"REG:(\d+) STACK:(\d+)", text)
     return int(registers), int(spills)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-47
+# %% ../notebooks/foundations/audit.ipynb #audit-48
 KIB = 1024
 # A multiprocessor's warps, programs, and bytes of shared memory.
 MULTIPROCESSORS = {
@@ -685,10 +716,12 @@ class Occupancy:
 
     @property
     def programs(self):
+        """Programs that are resident."""
         return min(self.limits.values())
 
     @property
     def warps(self):
+        """Warps that are resident."""
         return self.programs * self.num_warps
 
     @property
@@ -697,7 +730,7 @@ class Occupancy:
         fewest = self.programs
         return [what for what, n in self.limits.items() if n == fewest]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-48
+# %% ../notebooks/foundations/audit.ipynb #audit-49
 def occupancy(target, registers, shared=0, num_warps=4):
     """The programs that fit on a multiprocessor of an NVIDIA GPU.
 
@@ -711,13 +744,15 @@ def occupancy(target, registers, shared=0, num_warps=4):
         An Occupancy.
 
     Raises:
-        ValueError: another target.
+        ValueError: another target, or not 1 to 255 registers.
 
     Source: CUDA programming guide, technical specifications per compute
     capability; cuda_occupancy.h.
 
     Page: foundations/audit
     """
+    if not 1 <= registers <= 255:
+        raise ValueError(f"registers is {registers}, allowed are 1 to 255")
     if target not in MULTIPROCESSORS:
         known = ", ".join(MULTIPROCESSORS)
         raise ValueError(f"target is {target!r}; allowed are {known}")
@@ -733,7 +768,7 @@ def occupancy(target, registers, shared=0, num_warps=4):
     }
     return Occupancy(limits, num_warps, warps)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-53
+# %% ../notebooks/foundations/audit.ipynb #audit-54
 @dataclass(frozen=True)
 class Chosen:
     """A value of a compiled kernel and where its elements live.
@@ -742,10 +777,11 @@ class Chosen:
         name: of the variable, or of the operation if it has none.
         line: in the source, or None.
         op: the operation that makes the value.
-        kind: "registers" or "shared".
+        kind: "registers", "shared" or "tensor memory".
         shape: of the value.
         dtype: of an element, as the compiler writes it.
-        layout: a LinearLayout from the hardware to the value's elements.
+        layout: a LinearLayout from the hardware to the value's elements,
+            or None where this Triton cannot tell.
         padding: pairs (interval, padding) of a padded shared layout.
 
     Page: foundations/audit
@@ -776,7 +812,7 @@ def chosen_layouts(compiled):
     found = _ask(name, target, "layouts", compiled.ttgir)
     return [Chosen(*fields) for fields in found]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-54
+# %% ../notebooks/foundations/audit.ipynb #audit-55
 _PLACE = re.compile(r'(?:"(\w+)"\()?"([^"]+)":(\d+):\d+')
 
 
@@ -791,18 +827,23 @@ def _named(location, op):
 def _linear(layout, shape):
     """A layout of Gluon's as a linear layout, and its padding."""
     kind = type(layout).__name__
+    # Several buffers behind each other have one layout.
+    order = getattr(layout, "order", shape)
+    rank = getattr(layout, "rank", 0) or len(order)
+    shape = shape[-2:] if kind.startswith("TensorMem") else shape[-rank:]
     if kind == "PaddedSharedLayout":
         bases = {"offset": layout.offset_bases, "block": []}
-        return LinearLayout(bases, shape), tuple(
-            map(tuple, layout.interval_padding_pairs)
-        )
+        padding = tuple(map(tuple, layout.interval_padding_pairs))
+        return LinearLayout(bases, shape), padding
     if kind == "SwizzledSharedLayout":
         numbers = layout.vec, layout.per_phase, layout.max_phase
-        shape = shape[-len(layout.order) :]
         return swizzled_shared(shape, *numbers, layout.order), ()
+    if kind == "NVMMASharedLayout":
+        width, bits = layout.swizzle_byte_width, layout.element_bitwidth
+        return nvmma_shared(shape, width, bits, layout.transposed), ()
     return from_triton(layout, shape), ()
 
-# %% ../notebooks/foundations/audit.ipynb #audit-55
+# %% ../notebooks/foundations/audit.ipynb #audit-56
 _TYPE = re.compile(r"(tensor|!ttg\.memdesc)<((?:\d+x)+)(.*?), #")
 
 
@@ -836,17 +877,21 @@ def _described(builder, op, value):
         return None
     where, sizes, dtype = typed.groups()
     shape = tuple(map(int, sizes.split("x")[:-1]))
-    in_registers = where == "tensor"
-    name = "tensor" if in_registers else "memdesc"
-    layout = getattr(builder, f"get_gluon_layout_from_{name}")(value)
-    kind = "registers" if in_registers else "shared"
-    named = _named(value.get_loc(), op)
-    return *named, op, kind, shape, dtype, *_linear(layout, shape)
+    kind = "registers" if where == "tensor" else "shared"
+    if "tensor_memory" in str(value.get_type()):
+        kind = "tensor memory"
+    name = where.removeprefix("!ttg.")
+    try:
+        layout = getattr(builder, f"get_gluon_layout_from_{name}")(value)
+        found = _linear(layout, shape)
+    except (NotImplementedError, ValueError):
+        found = None, ()
+    return *_named(value.get_loc(), op), op, kind, shape, dtype, *found
 
 
 _TASKS["layouts"] = _layouts
 
-# %% ../notebooks/foundations/audit.ipynb #audit-63
+# %% ../notebooks/foundations/audit.ipynb #audit-64
 class _Memory(ptx.Memory):
     """The machine's memory, filled with the storages of arguments."""
 
@@ -883,7 +928,7 @@ def _bytes(storage):
     """A storage as an array of bytes, which it shares."""
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
-# %% ../notebooks/foundations/audit.ipynb #audit-64
+# %% ../notebooks/foundations/audit.ipynb #audit-65
 @dataclass(frozen=True)
 class Run:
     """A kernel that was executed, and what it took.
@@ -906,12 +951,11 @@ class Run:
 
     @property
     def lines(self):
-        """{line of the kernel's file: {event: how often}}."""
-        home = self.compiled.program.code[0].lines[-1].file
-        found = self.counters.by_line(home)
+        """Events and how often, of each line of the kernel's file."""
+        found = self.counters.by_line(self.compiled.home)
         return {line.number: events for line, events in found.items()}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-65
+# %% ../notebooks/foundations/audit.ipynb #audit-66
 def emulate(
     kernel,
     grid,
@@ -958,15 +1002,16 @@ def emulate(
         if kind != "constexpr":
             if name not in named:
                 raise TypeError(f"{kernel.name}: no value for '{name}'")
-            pairs = runtime._flatten([kind], [named[name]])
-            known = name not in empty
-            values += [memory.place(name, v, known) for _, v in pairs]
+            pairs = list(runtime._flatten([kind], [named[name]]))
+            for place, (_, value) in enumerate(pairs):
+                part = f"{name}[{place}]" if len(pairs) > 1 else name
+                values.append(memory.place(part, value, name not in empty))
     scratch = len(kernel.program.parameters) - len(values)
     counters = ptx.execute(
         kernel.program, grid, values + [0] * scratch, memory, kernel.shared
     )
     memory.give_back()
-    return Run(kernel, counters, moved(_tensors(arguments)))
+    return Run(kernel, counters, moved(_tensors(named.values())))
 
 
 def _tensors(values):
@@ -979,7 +1024,7 @@ def _tensors(values):
             found.append(torch.as_tensor(value))
     return found
 
-# %% ../notebooks/foundations/audit.ipynb #audit-71
+# %% ../notebooks/foundations/audit.ipynb #audit-72
 def listing(run, *events):
     """A kernel's source with the events of each line.
 
@@ -1004,7 +1049,7 @@ def listing(run, *events):
     ]
     return Table(["line", "source", *events], found)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-85
+# %% ../notebooks/foundations/audit.ipynb #audit-86
 @dataclass(frozen=True)
 class Launch:
     """What an operator asks a GPU to do.
@@ -1038,7 +1083,7 @@ class Launch:
         empty = [name for name, value in named if id(value) in new]
         return emulate(compiled, self.grid, *self.arguments, empty=empty)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-86
+# %% ../notebooks/foundations/audit.ipynb #audit-87
 def launched(function, *arguments):
     """The launches of an operator's call, none of which happens.
 
@@ -1076,7 +1121,7 @@ def launched(function, *arguments):
             function(*arguments)
     return found
 
-# %% ../notebooks/foundations/audit.ipynb #audit-89
+# %% ../notebooks/foundations/audit.ipynb #audit-90
 def report(audited, elements=None):
     """What compiled kernels need and what runs took, side by side.
 
@@ -1105,7 +1150,7 @@ def _reported(item, elements):
     found = {
         "target": compiled.target,
         "warps of a program": compiled.num_warps,
-        "registers of a thread": compiled.registers,
+        "registers of a thread, in eights": -(-compiled.registers // 8) * 8,
         "spilled bytes of a thread": compiled.spills,
         "shared bytes of a program": compiled.shared,
     }
@@ -1138,10 +1183,10 @@ def _counted(run):
         if r:
             found[f"sectors a {kind}"] = f"{s / r:.1f}"
     found["excess wavefronts"] = wasted
-    found["barriers"] = run["barriers"]
+    found["barriers, for each warp"] = run["barriers"]
     return found
 
-# %% ../notebooks/foundations/audit.ipynb #audit-92
+# %% ../notebooks/foundations/audit.ipynb #audit-93
 # In a notebook __name__ is "__main__" as well, but outside a package.
 if __name__ == "__main__" and __package__ == "nbxtensor":
     _serve()
