@@ -972,11 +972,10 @@ class Fault(RuntimeError):
     Page: foundations/ptx
     """
 
-    def __init__(self, kind, instruction, what):
+    def __init__(self, kind, instruction, what, *more):
         self.kind, self.line = kind, instruction.lines[0]
-        super().__init__(
-            f"{self.line}: {kind}: {what}\n    {instruction.text}"
-        )
+        lines = f"{self.line}: {kind}", what, f"  {instruction.text}", *more
+        super().__init__("\n  ".join(lines))
 
 
 _ROOM = 40  # bits of an address within an array's part of the space
@@ -1789,8 +1788,8 @@ def _report_race(machine, access, trace, cell, thread, verb):
     does = {"load": "reads", "store": "writes"}.get(access.kind, "updates")
     raise Fault("race", i,
                 f"{machine.who(thread)} {does} byte {byte} of shared "
-                f"memory, which {name} {verb} at {other.lines[0]} with "
-                f"no barrier in between:\n    {other.text}\n  then")
+                "memory", f"{name} {verb} it at {other.lines[0]}, with no barrier in "
+                "between", f"  {other.text}")  # fmt: skip
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-110
 _ATOMIC = {

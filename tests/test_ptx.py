@@ -1213,7 +1213,7 @@ def test_races(name):
 
 def test_a_race_names_both_lines():
     fault = shared("st.shared.b32 [%r1], %r0;\n\n ld.shared.b32 %r4, [%r2];")
-    here, there = fault.line.number, int(re.search(r"wrote at ptx:(\d+)", str(fault))[1])
+    here, there = fault.line.number, int(re.search(r"wrote it at ptx:(\d+)", str(fault))[1])
     assert here == there + 2
     assert "st.shared.b32 [%r1], %r0" in str(fault) and "ld.shared.b32 %r4" in str(fault)
 
