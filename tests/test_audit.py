@@ -579,7 +579,7 @@ def test_a_load_without_its_mask_is_out_of_bounds_though_nothing_is_stored():
         tl.store(y_ptr + i, tl.load(x_ptr + i), mask=i < n)
 
     x, y = torch.randn(5000), torch.empty(5000)
-    with pytest.raises(Fault, match="out of bounds.*reads.*byte 20000 of 'x_ptr'"):
+    with pytest.raises(Fault, match="reads.*byte 20000 of 'x_ptr'"):
         emulate(kernel, 5, x, y, 5000, BLOCK=1024)
 
 
