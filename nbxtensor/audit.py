@@ -53,7 +53,7 @@ from triton.compiler import ASTSource, CompilationError
 from triton.experimental import gluon
 from triton.experimental.gluon._runtime import GluonASTSource
 
-# %% ../notebooks/foundations/audit.ipynb #audit-06
+# %% ../notebooks/foundations/audit.ipynb #audit-07
 TARGETS = tuple(
     f"sm_{number}" for number in (70, 75, 80, 86, 89, 90, 100, 120)
 ) + ("gfx942",)
@@ -73,7 +73,7 @@ def _target(name):
         return GPUTarget("hip", name, 64)
     return GPUTarget("cuda", int(name.removeprefix("sm_")), 32)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-09
+# %% ../notebooks/foundations/audit.ipynb #audit-10
 _DECORATORS = {
     "JITFunction": triton.jit,
     "InterpretedFunction": triton.jit,
@@ -98,7 +98,7 @@ def _kernel(kernel):
         inner = inner.fn
     return inner
 
-# %% ../notebooks/foundations/audit.ipynb #audit-10
+# %% ../notebooks/foundations/audit.ipynb #audit-11
 def _definition(function):
     """A function as text: its file, the line of its def, its source."""
     lines, first = inspect.getsourcelines(function)
@@ -123,7 +123,7 @@ def _used(function, source):
     inside = {*function.__code__.co_varnames, function.__name__}
     return {n: outside[n] for n in sorted(named - inside) if n in outside}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-13
+# %% ../notebooks/foundations/audit.ipynb #audit-14
 class _Pickler(pickle.Pickler):
     """Sends a device function as its source and what the source uses."""
 
@@ -155,7 +155,7 @@ def _defined(kind, options, file, line, source, used):
     scope[name] = _DECORATORS[kind](scope[name], **options)
     return scope[name]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-15
+# %% ../notebooks/foundations/audit.ipynb #audit-16
 class _Worker:
     """A process that compiles and never interprets, nor needs a GPU."""
 
@@ -215,7 +215,7 @@ class _Worker:
         os.close(nowhere)
         self.process.returncode = 0
 
-# %% ../notebooks/foundations/audit.ipynb #audit-17
+# %% ../notebooks/foundations/audit.ipynb #audit-18
 _IDLE, _WORKERS = [], weakref.WeakSet()
 
 
@@ -233,7 +233,7 @@ def _forget_workers():
 atexit.register(_stop_workers)
 os.register_at_fork(after_in_child=_forget_workers)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-18
+# %% ../notebooks/foundations/audit.ipynb #audit-19
 def _idle_worker():
     """A worker that waits for work, or None."""
     while _IDLE:
@@ -248,10 +248,14 @@ def _ask(kernel, target, task, *arguments):
     """What a worker answers.
 
     Raises:
-        CompileError: it refuses, or it aborts.
+        CompileError: it refuses, or it aborts, or it cannot be asked.
     """
     request = io.BytesIO()
-    _Pickler(request).dump((task, arguments))
+    try:
+        _Pickler(request).dump((task, arguments))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        message = f"cannot be sent to the compiler: {error}"
+        raise CompileError(kernel, target, None, message) from error
     worker = _idle_worker() or _Worker()
     try:
         reply, said = worker.ask(request.getvalue())
@@ -266,7 +270,7 @@ def _ask(kernel, target, task, *arguments):
         raise CompileError(kernel, target, *_failure(*reply[1:], said))
     return reply[1]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-20
+# %% ../notebooks/foundations/audit.ipynb #audit-21
 class CompileError(RuntimeError):
     """A kernel that does not compile, or a compiler that gave up.
 
@@ -288,7 +292,7 @@ class CompileError(RuntimeError):
         where = "" if self.line is None else f", line {self.line}"
         return f"{self.kernel}{where}, for {self.target}: {self.message}"
 
-# %% ../notebooks/foundations/audit.ipynb #audit-21
+# %% ../notebooks/foundations/audit.ipynb #audit-22
 # After a message the compiler prints its stack, or the module.
 _DUMP = re.compile(
     r"^(?:PLEASE submit|Stack dump|Fatal Python|\s*#\w|module )", re.M
@@ -314,7 +318,7 @@ def _failure(line, message, said):
     """Line and message of a compiler that refused."""
     return _located(line, message if line else f"{message}\n{said}")
 
-# %% ../notebooks/foundations/audit.ipynb #audit-22
+# %% ../notebooks/foundations/audit.ipynb #audit-23
 def _answer(request):
     """In the worker: do a task, whatever comes of it."""
     arguments = ()
@@ -347,7 +351,7 @@ def _serve():
         pickle.dump(_answer(request), replies)
         replies.flush()
 
-# %% ../notebooks/foundations/audit.ipynb #audit-24
+# %% ../notebooks/foundations/audit.ipynb #audit-25
 def _typed(kernel, signature, constexprs):
     """Types, constants and attributes as Triton's sources take them."""
     constants, attributes = {}, {}
@@ -379,7 +383,7 @@ def _typed(kernel, signature, constexprs):
         raise TypeError(f"{name} has no parameter '{extra}'")
     return types, constants, attributes
 
-# %% ../notebooks/foundations/audit.ipynb #audit-27
+# %% ../notebooks/foundations/audit.ipynb #audit-28
 def _compile(kernel, signature, constants, attributes, target, options):
     """In the worker: compile, and keep what can be sent back."""
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
@@ -393,7 +397,7 @@ def _compile(kernel, signature, constants, attributes, target, options):
 
 _TASKS = {"compile": _compile}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-28
+# %% ../notebooks/foundations/audit.ipynb #audit-29
 @dataclass(frozen=True)
 class Compiled:
     """A kernel compiled for a target, stage by stage.
@@ -441,7 +445,7 @@ class Compiled:
 
     @property
     def spills(self):
-        """Bytes of local memory of a thread: registers that do not fit."""
+        """Bytes of local memory of a thread, for what was spilled."""
         return self._usage[1]
 
     @functools.cached_property
@@ -472,7 +476,7 @@ class Compiled:
         """Counter of the instructions in sass by family."""
         return Counter(map(family, self.sass.splitlines()))
 
-# %% ../notebooks/foundations/audit.ipynb #audit-30
+# %% ../notebooks/foundations/audit.ipynb #audit-31
 def _tool(name, *arguments, compiled):
     """What one of NVIDIA's tools says about a binary.
 
@@ -499,7 +503,7 @@ def _sass(compiled):
     code = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", text)
     return "\n".join(line for line in code if line != "NOP")
 
-# %% ../notebooks/foundations/audit.ipynb #audit-31
+# %% ../notebooks/foundations/audit.ipynb #audit-32
 def compile_for(
     kernel,
     signature,
@@ -512,10 +516,10 @@ def compile_for(
 
     Args:
         kernel: a function under @triton.jit or @gluon.jit.
-        signature: {parameter: type}, such as "*fp32" or "i32:16", where
-            a divisor follows the colon, by default 16 for pointers and 1
-            for integers. What is no string is a constant. May be nested
-            in tuples.
+        signature: {parameter: type}, such as ``*fp32`` or ``i32:16``. A
+            divisor follows the colon, by default 16 for pointers and 1
+            for integers. What is no string is a constant, and a tuple
+            holds several.
         constexprs: {parameter: value}: what is known when compiling,
             numbers, dtypes, layouts, device functions or tuples of these.
         target: one of TARGETS.
@@ -545,7 +549,7 @@ def compile_for(
         name, target, num_warps, shared, stages, binary, types, file
     )
 
-# %% ../notebooks/foundations/audit.ipynb #audit-35
+# %% ../notebooks/foundations/audit.ipynb #audit-36
 FAMILIES = {
     "global load": "LDG LD",
     "global store": "STG ST",
@@ -577,7 +581,7 @@ _SPELT = {
     "integer": r"VI|U?(I|LEA|SHF|LOP|BREV|FLO|POPC|SGXT|BMSK)",
 }
 
-# %% ../notebooks/foundations/audit.ipynb #audit-36
+# %% ../notebooks/foundations/audit.ipynb #audit-37
 def family(instruction):
     """The family of a SASS instruction, memory accesses with their width.
 
@@ -595,7 +599,7 @@ def family(instruction):
     if opcode in _FAMILY:
         name = _FAMILY[opcode]
         if name.split()[0] in ("global", "shared", "local"):
-            return f"{name} {_width(suffixes)}"
+            return f"{name} {_width(opcode, suffixes)}"
         return name
     for name, pattern in _SPELT.items():
         if re.match(pattern, opcode):
@@ -603,14 +607,16 @@ def family(instruction):
     return "other"
 
 
-def _width(suffixes):
+def _width(opcode, suffixes):
     """Bits that a thread moves: 32, unless a suffix says otherwise."""
+    if opcode in ("LDSM", "STSM"):  # matrices, a register of each
+        return 32 * int(suffixes[-1]) if suffixes[-1].isdigit() else 32
     for suffix in suffixes:
         if found := re.fullmatch(r"[US]?(8|16|64|128|256)", suffix):
             return int(found[1])
     return 32
 
-# %% ../notebooks/foundations/audit.ipynb #audit-39
+# %% ../notebooks/foundations/audit.ipynb #audit-40
 def signature_of(kernel, *arguments, **constexprs):
     """The signature that a launch with these arguments would have.
 
@@ -646,7 +652,7 @@ def _not_specialized(kernel):
     listed = options.get("do_not_specialize") or ()
     return {names[p] if isinstance(p, int) else p for p in listed}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-40
+# %% ../notebooks/foundations/audit.ipynb #audit-41
 def _type_of(value, specialize=True):
     """A value's type, or the value itself if it becomes a constant."""
     if isinstance(value, tuple):
@@ -669,7 +675,7 @@ def _type_of(value, specialize=True):
     kind = "u64" if value >= 2**63 else kind
     return f"{kind}:16" if specialize and value % 16 == 0 else kind
 
-# %% ../notebooks/foundations/audit.ipynb #audit-43
+# %% ../notebooks/foundations/audit.ipynb #audit-44
 def _usage(compiled):
     """Registers of a thread, and bytes of its local memory."""
     if compiled.target.startswith("gfx"):
@@ -681,7 +687,7 @@ def _usage(compiled):
         ((registers, spills),) = re.findall(r"REG:(\d+) STACK:(\d+)", text)
     return int(registers), int(spills)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-47
+# %% ../notebooks/foundations/audit.ipynb #audit-48
 KIB = 1024
 # A multiprocessor's warps, programs, and bytes of shared memory.
 MULTIPROCESSORS = {
@@ -714,10 +720,12 @@ class Occupancy:
 
     @property
     def programs(self):
+        """Programs that are resident."""
         return min(self.limits.values())
 
     @property
     def warps(self):
+        """Warps that are resident."""
         return self.programs * self.num_warps
 
     @property
@@ -726,7 +734,7 @@ class Occupancy:
         fewest = self.programs
         return [what for what, n in self.limits.items() if n == fewest]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-48
+# %% ../notebooks/foundations/audit.ipynb #audit-49
 def occupancy(target, registers, shared=0, num_warps=4):
     """The programs that fit on a multiprocessor of an NVIDIA GPU.
 
@@ -764,7 +772,7 @@ def occupancy(target, registers, shared=0, num_warps=4):
     }
     return Occupancy(limits, num_warps, warps)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-53
+# %% ../notebooks/foundations/audit.ipynb #audit-54
 @dataclass(frozen=True)
 class Chosen:
     """A value of a compiled kernel and where its elements live.
@@ -808,7 +816,7 @@ def chosen_layouts(compiled):
     found = _ask(name, target, "layouts", compiled.ttgir)
     return [Chosen(*fields) for fields in found]
 
-# %% ../notebooks/foundations/audit.ipynb #audit-54
+# %% ../notebooks/foundations/audit.ipynb #audit-55
 _PLACE = re.compile(r'(?:"(\w+)"\()?"([^"]+)":(\d+):\d+')
 
 
@@ -839,7 +847,7 @@ def _linear(layout, shape):
         return nvmma_shared(shape, width, bits, layout.transposed), ()
     return from_triton(layout, shape), ()
 
-# %% ../notebooks/foundations/audit.ipynb #audit-55
+# %% ../notebooks/foundations/audit.ipynb #audit-56
 _TYPE = re.compile(r"(tensor|!ttg\.memdesc)<((?:\d+x)+)(.*?), #")
 
 
@@ -887,7 +895,7 @@ def _described(builder, op, value):
 
 _TASKS["layouts"] = _layouts
 
-# %% ../notebooks/foundations/audit.ipynb #audit-63
+# %% ../notebooks/foundations/audit.ipynb #audit-64
 class _Memory(ptx.Memory):
     """The machine's memory, filled with the storages of arguments."""
 
@@ -924,7 +932,7 @@ def _bytes(storage):
     """A storage as an array of bytes, which it shares."""
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
 
-# %% ../notebooks/foundations/audit.ipynb #audit-64
+# %% ../notebooks/foundations/audit.ipynb #audit-65
 @dataclass(frozen=True)
 class Run:
     """A kernel that was executed, and what it took.
@@ -947,11 +955,11 @@ class Run:
 
     @property
     def lines(self):
-        """{line of the kernel's file: {event: how often}}."""
+        """Events and how often, of each line of the kernel's file."""
         found = self.counters.by_line(self.compiled.home)
         return {line.number: events for line, events in found.items()}
 
-# %% ../notebooks/foundations/audit.ipynb #audit-65
+# %% ../notebooks/foundations/audit.ipynb #audit-66
 def emulate(
     kernel,
     grid,
@@ -1007,7 +1015,7 @@ def emulate(
         kernel.program, grid, values + [0] * scratch, memory, kernel.shared
     )
     memory.give_back()
-    return Run(kernel, counters, moved(_tensors(arguments)))
+    return Run(kernel, counters, moved(_tensors(named.values())))
 
 
 def _tensors(values):
@@ -1020,7 +1028,7 @@ def _tensors(values):
             found.append(torch.as_tensor(value))
     return found
 
-# %% ../notebooks/foundations/audit.ipynb #audit-71
+# %% ../notebooks/foundations/audit.ipynb #audit-72
 def listing(run, *events):
     """A kernel's source with the events of each line.
 
@@ -1045,7 +1053,7 @@ def listing(run, *events):
     ]
     return Table(["line", "source", *events], found)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-85
+# %% ../notebooks/foundations/audit.ipynb #audit-86
 @dataclass(frozen=True)
 class Launch:
     """What an operator asks a GPU to do.
@@ -1079,7 +1087,7 @@ class Launch:
         empty = [name for name, value in named if id(value) in new]
         return emulate(compiled, self.grid, *self.arguments, empty=empty)
 
-# %% ../notebooks/foundations/audit.ipynb #audit-86
+# %% ../notebooks/foundations/audit.ipynb #audit-87
 def launched(function, *arguments):
     """The launches of an operator's call, none of which happens.
 
@@ -1117,7 +1125,7 @@ def launched(function, *arguments):
             function(*arguments)
     return found
 
-# %% ../notebooks/foundations/audit.ipynb #audit-89
+# %% ../notebooks/foundations/audit.ipynb #audit-90
 def report(audited, elements=None):
     """What compiled kernels need and what runs took, side by side.
 
@@ -1179,10 +1187,10 @@ def _counted(run):
         if r:
             found[f"sectors a {kind}"] = f"{s / r:.1f}"
     found["excess wavefronts"] = wasted
-    found["barriers"] = run["barriers"]
+    found["barriers, for each warp"] = run["barriers"]
     return found
 
-# %% ../notebooks/foundations/audit.ipynb #audit-92
+# %% ../notebooks/foundations/audit.ipynb #audit-93
 # In a notebook __name__ is "__main__" as well, but outside a package.
 if __name__ == "__main__" and __package__ == "nbxtensor":
     _serve()

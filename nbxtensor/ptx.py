@@ -7,7 +7,7 @@ Derived, explained and tested in notebooks/foundations/ptx.ipynb."""
 # %% auto #0
 __all__ = ['TYPES', 'FLOAT', 'INTEGER', 'FRAME', 'LOCATION', 'STATEMENT', 'ENTRY', 'SHARED', 'OPERATIONS', 'CONTROL', 'BATCH',
            'Type', 'Register', 'Special', 'Symbol', 'Number', 'Not', 'Address', 'Vector', 'Line', 'Instruction',
-           'Program', 'Unsupported', 'Fault', 'Memory', 'sectors', 'wavefronts', 'Counters', 'Machine', 'execute']
+           'Program', 'Unsupported', 'Fault', 'Memory', 'sectors', 'Counters', 'Machine', 'execute']
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-02
 import re
@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import NamedTuple
+
+from .layout import wavefronts
 
 import numpy as np
 
@@ -301,11 +303,11 @@ class Program:
         sizes = re.search(r"\.reqntid\s+([\d,\s]+)", directives)
         if sizes is None:
             raise ValueError(f"text: kernel {self.name} has no .reqntid")
-        self.threads = int(np.prod([int(n) for n in sizes[1].split(",")]))
-        if self.threads % 32:
+        self.threads, *others = (int(n) for n in sizes[1].split(","))
+        if self.threads % 32 or set(others) - {1}:
             raise ValueError(
-                f"text: .reqntid is {self.threads}; a multiple of 32, the "
-                "threads of a warp, is supported"
+                f"text: .reqntid is {sizes[1].strip()}; one dimension of a "
+                "multiple of 32, the threads of a warp, is supported"
             )
         self.code, self.labels, self.rows = _body(text, entry.end())
         if self.code and self.code[-1].opcode not in ("ret", "exit", "bra"):
@@ -431,8 +433,7 @@ def _is_moderate(a, b, c):
     ea, eb, ec = (np.frexp(x)[1] for x in (a, b, c))
     fits = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
     fits &= (a != 0) & (b != 0) & (c != 0)
-    fits &= (abs(ea) < 480) & (abs(eb) < 480) & (abs(ec) < 900)
-    return fits & (ea + eb > -850)
+    return fits & (abs(ea) < 400) & (abs(eb) < 400) & (abs(ec) < 900)
 
 
 def _fma_exact(a, b, c):
@@ -492,16 +493,21 @@ def _pure(opcodes, modifiers="", reads=None, writes=None):
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-41
 def _flush(i, value):
-    """Subnormal float32 numbers become zeros of their sign, if .ftz."""
-    if "ftz" not in i.modifiers or value.dtype != np.float32:
+    """Subnormal numbers become zeros of their sign, if .ftz."""
+    if "ftz" not in i.modifiers or value.dtype == np.float64:
         return value
-    tiny = abs(value) < np.finfo(np.float32).tiny
-    return np.where(tiny, np.copysign(np.float32(0), value), value)
+    zero = value.dtype.type(0)
+    tiny = abs(value) < np.finfo(value.dtype).tiny
+    return np.where(tiny, np.copysign(zero, value), value)
 
 
 def _finish(i, value):
-    """What happens to a float on its way out."""
-    value = _flush(i, value)
+    """What happens to the result of a float instruction."""
+    return _limit(i, _flush(i, value))
+
+
+def _limit(i, value):
+    """Cut to [0, 1] if .sat, to what is not negative if .relu."""
     if "sat" in i.modifiers:
         inside = np.clip(value, 0, 1)
         value = np.where(np.isnan(value), value.dtype.type(0), inside)
@@ -886,12 +892,15 @@ def _convert(value, source, to, i):
     """From one type to another."""
     names = [name for name in i.modifiers if name in _TO_INTEGER]
     if _is_float(source):
-        value = _flush(i, value)
+        if source == TYPES["f32"]:  # .ftz means no other here
+            value = _flush(i, value)
         rounded = _TO_INTEGER[names[0]](value) if names else value
         if to.kind in "us":
             return _float_to_integer(value, rounded, source, to)
         result = _narrow(rounded, to, i.modifiers)
-        return result if to.kind == "b" else _finish(i, result)
+        if to == TYPES["f32"]:
+            result = _flush(i, result)
+        return result if to.kind == "b" else _limit(i, result)
     if _is_float(to):
         exact = value.astype(np.float64)
         if to.kind == "f":
@@ -963,11 +972,10 @@ class Fault(RuntimeError):
     Page: foundations/ptx
     """
 
-    def __init__(self, kind, instruction, what):
+    def __init__(self, kind, instruction, what, *more):
         self.kind, self.line = kind, instruction.lines[0]
-        super().__init__(
-            f"{self.line}: {kind}: {what}\n    {instruction.text}"
-        )
+        lines = f"{self.line}: {kind}", what, f"  {instruction.text}", *more
+        super().__init__("\n  ".join(lines))
 
 
 _ROOM = 40  # bits of an address within an array's part of the space
@@ -1008,13 +1016,13 @@ class Memory:
         """
         if name in self.arrays:
             raise ValueError(f"name: memory has an array '{name}' already")
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array)
         self.arrays[name] = array.dtype, array.shape
         self.starts.append(len(self.data))
         self.sizes.append(array.nbytes)
         self.writable.append(writable)
         room = np.zeros(-array.nbytes % 256, np.uint8)
-        raw = array.reshape(-1).view(np.uint8)
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         self.data = np.concatenate([self.data, raw, room])
         state = np.full(len(raw), known, np.uint8)
         self.known = np.concatenate([self.known, state, room])
@@ -1022,12 +1030,15 @@ class Memory:
 
     def address(self, name):
         """The address of an array."""
+        if name not in self.arrays:
+            known = ", ".join(self.arrays) or "none"
+            raise KeyError(f"no array '{name}' in memory, only {known}")
         return (list(self.arrays).index(name) + 1 << _ROOM) + _MIDDLE
 
     def __getitem__(self, name):
         """The array of that name, as it is now: a copy."""
+        k = (self.address(name) >> _ROOM) - 1
         dtype, shape = self.arrays[name]
-        k = list(self.arrays).index(name)
         raw = self.data[self.starts[k] :][: self.sizes[k]]
         return raw.view(dtype).reshape(shape).copy()
 
@@ -1052,7 +1063,7 @@ class Memory:
             return f"address {address:#x}, where no array is"
         name = list(self.arrays)[which]
         offset = (address & (1 << _ROOM) - 1) - _MIDDLE
-        return f"byte {offset} of '{name}', which has {self.sizes[which]}"
+        return f"byte {offset} of '{name}' ({self.sizes[which]} bytes)"
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-71
 def _take(table, index):
@@ -1087,7 +1098,7 @@ class _Shared:
         return np.ones(len(addresses), bool)
 
     def describe(self, address):
-        return f"byte {address} of shared memory, which has {self.size}"
+        return f"byte {address} of shared memory ({self.size} bytes)"
 
     def forget(self, programs):
         """A barrier has ordered what these programs did."""
@@ -1255,37 +1266,7 @@ def sectors(addresses, active):
     """
     return _count_different(addresses // 32, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-84
-def wavefronts(addresses, size, active):
-    """Passes that each request to shared memory needs.
-
-    Args:
-        addresses: int64 [requests, 32], in bytes, multiples of size.
-        size: bytes a thread: 1, 2, 4, 8 or 16.
-        active: bool of the shape of addresses.
-
-    Returns:
-        Two int64 arrays [requests]: the wavefronts, and the phases in
-        which a thread takes part, which is the least possible.
-
-    Page: foundations/ptx
-    """
-    words = max(size // 4, 1)
-    phases = words if size > 4 else 1
-    rows = len(addresses) * phases
-    word = addresses[..., None] // 4 + np.arange(words)
-    word = word.reshape(rows, -1)
-    valid = np.repeat(active, words, axis=1).reshape(rows, -1)
-    word = np.sort(np.where(valid, word, -1), axis=-1)
-    first = np.diff(word, axis=1, prepend=-1) != 0
-    row = np.arange(rows)[:, None] * 32
-    slots = (row + word % 32)[first]
-    banks = np.bincount(slots, minlength=rows * 32).reshape(rows, 32)
-    passes = banks.max(1).reshape(-1, phases).sum(1)
-    least = valid.any(1).reshape(-1, phases).sum(1)
-    return passes, least
-
-# %% ../notebooks/foundations/ptx.ipynb #ptx-88
+# %% ../notebooks/foundations/ptx.ipynb #ptx-86
 class Counters:
     """What a run asked of the machine, instruction by instruction.
 
@@ -1337,7 +1318,7 @@ class Counters:
                 found[inside[0]][event] += amount
         return {line: dict(found[line]) for line in sorted(found)}
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-89
+# %% ../notebooks/foundations/ptx.ipynb #ptx-87
 def _count_access(machine, name, size, addresses, active):
     """Add an access to the counters whose names begin with name."""
     each = active.reshape(-1, 32)
@@ -1350,11 +1331,11 @@ def _count_access(machine, name, size, addresses, active):
     if name.startswith("global"):
         machine.count(name + "sectors", sectors(at, each).sum())
     else:
-        passes, least = wavefronts(at, size, each)
+        passes, least = wavefronts(np.where(each, at, 0), size, each)
         machine.count(name + "wavefronts", passes.sum())
         machine.count(name + "excess", (passes - least).sum())
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-91
+# %% ../notebooks/foundations/ptx.ipynb #ptx-89
 class Machine:
     """Registers and memory of some programs, and where each thread is.
 
@@ -1425,6 +1406,8 @@ class Machine:
 
     def parameter(self, operand, type):
         """A kernel's argument."""
+        if operand.offset:
+            raise Unsupported("a part of a parameter")
         value = self.arguments[operand.base.name]
         kind = self.program.parameters[operand.base.name]
         bits = np.array([value]).astype(kind.dtype)
@@ -1456,7 +1439,7 @@ class Machine:
         place = [self.special[f"%ctaid.{d}"][first].item() for d in "xyz"]
         return f"thread {thread} of program {tuple(place)}"
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-92
+# %% ../notebooks/foundations/ptx.ipynb #ptx-90
 def _row_dtype(bits):
     return "?" if bits == 1 else f"u{bits // 8}"
 
@@ -1486,7 +1469,7 @@ def _special(program, origin, grid, programs):
         registers[f"%ntid.{axis}"] = np.full_like(thread, count)
     return {k: v.astype(np.uint32) for k, v in registers.items()}
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-93
+# %% ../notebooks/foundations/ptx.ipynb #ptx-91
 def _finest_access(program):
     """The least number of bytes that an access to shared memory has."""
     sizes = [
@@ -1496,7 +1479,7 @@ def _finest_access(program):
     ]
     return min([*sizes, 4])
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-95
+# %% ../notebooks/foundations/ptx.ipynb #ptx-93
 def _go(machine, index, threads):
     """Let threads continue at an index in the code."""
     if not threads.any():
@@ -1508,7 +1491,7 @@ def _go(machine, index, threads):
             threads = machine.everyone
     machine.at[index] = threads
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-96
+# %% ../notebooks/foundations/ptx.ipynb #ptx-94
 def _step(machine, watch):
     """Execute one instruction for the threads with the lowest address."""
     machine.index = index = min(machine.at)
@@ -1531,7 +1514,7 @@ def _step(machine, watch):
             f"{i.lines[0]}: {error} is not supported\n    {i.text}"
         ) from None
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-97
+# %% ../notebooks/foundations/ptx.ipynb #ptx-95
 def _perform(machine, i, here, active):
     """Find the function of an instruction, and call it."""
     control = CONTROL.get(i.opcode)
@@ -1564,7 +1547,7 @@ def _branch(machine, i, here, active):
     _go(machine, machine.program.labels[i.operands[0].name], active)
     _go(machine, machine.index + 1, here & ~active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-98
+# %% ../notebooks/foundations/ptx.ipynb #ptx-96
 @_control("ret exit")
 def _halt(machine, i, here, active):
     machine.halted |= active
@@ -1584,7 +1567,7 @@ def _trap(machine, i, here, active):
         raise Fault("trap", i, f"{machine.who(thread)} stops the kernel")
     _go(machine, machine.index + 1, here)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-100
+# %% ../notebooks/foundations/ptx.ipynb #ptx-98
 @_control("bar barrier")
 def _barrier(machine, i, here, active):
     if "warp" in i.modifiers:
@@ -1615,7 +1598,7 @@ def _release(machine, key):
             machine.arrived[key].append((index, threads & ~done))
     machine.shared.forget(full)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-101
+# %% ../notebooks/foundations/ptx.ipynb #ptx-99
 def _check_whole_warps(machine, i, active):
     """An aligned instruction needs all threads of a warp at once."""
     each = active.reshape(-1, 32)
@@ -1628,7 +1611,7 @@ def _check_whole_warps(machine, i, active):
                     f"{machine.who(32 * warp + here)} is here without "
                     f"thread {missing} of its warp")  # fmt: skip
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-103
+# %% ../notebooks/foundations/ptx.ipynb #ptx-101
 def _complete(machine, i, active, members):
     """Which active threads have all members of their warp with them.
 
@@ -1653,7 +1636,7 @@ def _complete(machine, i, active, members):
     whole = (each[:, None] | ~bits).all(2)
     return active & whole.reshape(-1)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-104
+# %% ../notebooks/foundations/ptx.ipynb #ptx-102
 def _rendezvous(machine, i, here, active, mask):
     """Active threads whose warp is complete; the others stay behind."""
     members = machine.read(mask, TYPES["u32"])
@@ -1680,7 +1663,7 @@ _LANES = {
     "idx": lambda own, lane, segment: own & segment | lane & ~segment,
 }
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-105
+# %% ../notebooks/foundations/ptx.ipynb #ptx-103
 @_control("shfl")
 def _shuffle(machine, i, here, active):
     """Each thread reads a register of another lane of its warp."""
@@ -1716,7 +1699,7 @@ def _shuffle(machine, i, here, active):
     by = getattr(i.operands[2], "value", "register")
     machine.counters.shuffles[mode, by] += warps
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-107
+# %% ../notebooks/foundations/ptx.ipynb #ptx-105
 _NOBODY, _MANY = -1, 1 << 40
 
 
@@ -1741,7 +1724,7 @@ def _warp_of(who):
     warp = np.where(who >= _SEVERAL, who - _SEVERAL, who // 32)
     return np.where(who == _MANY, -1, warp)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-108
+# %% ../notebooks/foundations/ptx.ipynb #ptx-106
 def _clash(shared, trace, cells, threads):
     """Where somebody else was, and no barrier has been in between."""
     who = trace.who[cells]
@@ -1765,7 +1748,7 @@ def _note(shared, trace, cells, threads, index):
     trace.epoch[cells] = shared.epochs[threads // 32]
     trace.index[cells] = index
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-109
+# %% ../notebooks/foundations/ptx.ipynb #ptx-107
 def _watch_reads(machine, access):
     """Stop if somebody else has just written what is read."""
     shared = machine.shared
@@ -1794,7 +1777,7 @@ def _judge(machine, access, verb, cells, threads, matters):
         k = int(np.argmax(clash))
         _report_race(machine, access, trace, cells[k], threads[k], verb)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-110
+# %% ../notebooks/foundations/ptx.ipynb #ptx-108
 def _report_race(machine, access, trace, cell, thread, verb):
     i = machine.program.code[machine.index]
     other = machine.program.code[trace.index[cell]]
@@ -1805,10 +1788,10 @@ def _report_race(machine, access, trace, cell, thread, verb):
     does = {"load": "reads", "store": "writes"}.get(access.kind, "updates")
     raise Fault("race", i,
                 f"{machine.who(thread)} {does} byte {byte} of shared "
-                f"memory, which {name} {verb} at {other.lines[0]} with "
-                f"no barrier in between:\n    {other.text}\n  then")
+                "memory", f"{name} {verb} it at {other.lines[0]}, with no barrier in "
+                "between", f"  {other.text}")  # fmt: skip
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-112
+# %% ../notebooks/foundations/ptx.ipynb #ptx-110
 _ATOMIC = {
     "add": lambda old, a: old + a,
     "min": min,
@@ -1822,7 +1805,7 @@ _ATOMIC = {
     "dec": lambda old, a: a if old == 0 or old > a else int(old) - 1,
 }
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-113
+# %% ../notebooks/foundations/ptx.ipynb #ptx-111
 @_operation("atom red", "global shared shared::cta acq_rel noftz "
             f"{_SCOPES} {' '.join(_ATOMIC)}")  # fmt: skip
 def _atomic(machine, i, active):
@@ -1846,7 +1829,7 @@ def _atomic(machine, i, active):
         bits = machine.scatter(access.threads, before)
         machine.write(i.operands[0], Type("b", 8 * size), bits, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-115
+# %% ../notebooks/foundations/ptx.ipynb #ptx-113
 class _Copy(NamedTuple):
     """A copy on its way: its threads, their groups, and what to write."""
 
@@ -1870,7 +1853,7 @@ def _copy(machine, i, active):
     else:
         _start_copy(machine, i, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-116
+# %% ../notebooks/foundations/ptx.ipynb #ptx-114
 def _start_copy(machine, i, active):
     """Read the source now; the destination is in flight."""
     to, source, size, *rest = i.operands
@@ -1894,7 +1877,7 @@ def _start_copy(machine, i, active):
              values, machine.index)  # fmt: skip
     )
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-117
+# %% ../notebooks/foundations/ptx.ipynb #ptx-115
 def _deliver(machine, active, pending):
     """Let groups arrive, all but the latest of each thread."""
     left = []
@@ -1922,7 +1905,7 @@ def _arrive(machine, copy):
     _put(machine, i, copy.access, copy.values)
     machine.index = now
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-119
+# %% ../notebooks/foundations/ptx.ipynb #ptx-117
 _FRAGMENTS = {
     ("m16n8k16", 16, "a"): "01 80 08, 02 04 10 20 40",
     ("m16n8k16", 16, "b"): "10 80, 20 40 01 02 04",
@@ -1955,7 +1938,7 @@ def _fragment(key):
             found = found ^ (number >> bit & 1)[..., None] * vector
     return tuple(np.moveaxis(found, -1, 0))
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-120
+# %% ../notebooks/foundations/ptx.ipynb #ptx-118
 def _gather_matrix(machine, operand, type, key, shape):
     """The matrices that the warps hold in a vector of registers."""
     packed = Type(type.kind, type.bits, 32 // type.bits)
@@ -1966,7 +1949,7 @@ def _gather_matrix(machine, operand, type, key, shape):
     matrix[(slice(None), *_fragment(key))] = values
     return matrix
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-121
+# %% ../notebooks/foundations/ptx.ipynb #ptx-119
 @_operation("mma", "sync aligned m8n8k4 m16n8k8 m16n8k16 row col")
 def _mma(machine, i, active):
     _check_whole_warps(machine, i, active)
@@ -1999,12 +1982,12 @@ def _mma(machine, i, active):
         machine.write(register, packed, part, active)
     machine.count("mma", active.sum() // 32)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-122
+# %% ../notebooks/foundations/ptx.ipynb #ptx-120
 def _multiplicand(type):
     """tf32 is float32 whose lowest bits are not looked at."""
     return TYPES["f32"] if type == TYPES["tf32"] else type
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-124
+# %% ../notebooks/foundations/ptx.ipynb #ptx-122
 @_operation("ldmatrix stmatrix",
             "sync aligned m8n8 x1 x2 x4 trans shared shared::cta")
 def _matrix_rows(machine, i, active):
@@ -2034,10 +2017,10 @@ def _matrix_rows(machine, i, active):
     rows = np.ascontiguousarray(rows).reshape(-1, 8)
     _put(machine, i, access, rows)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-126
+# %% ../notebooks/foundations/ptx.ipynb #ptx-124
 BATCH = 4096  # threads
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-127
+# %% ../notebooks/foundations/ptx.ipynb #ptx-125
 def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             limit=10**7):  # fmt: skip
     """Execute a kernel.
@@ -2089,7 +2072,7 @@ def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             _run(machine, watch, limit)
     return counters
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-128
+# %% ../notebooks/foundations/ptx.ipynb #ptx-126
 def _run(machine, watch, limit):
     """Step until no thread can go on."""
     for _ in range(limit):

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 
 SIZE = 128  # of the square matrix that all layouts view
 # Each dtype takes part in these; the others only for two dtypes.
-ALL_DTYPES = ("flat", "tiled", "turned", "broadcast")
+ALL_DTYPES = ("flat", "turned")
 
 
 def inputs(matrix, layout, count):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -420,7 +421,19 @@ def test_a_forked_child_has_a_worker_of_its_own(tmp_path):
     assert gone(theirs) and gone(mine)
 
 
-def test_a_name_that_cannot_be_sent_is_named(tmp_path):
+LOCK = threading.Lock()
+
+
+def test_what_cannot_be_sent_is_named():
+    @triton.jit
+    def locked(x_ptr):
+        tl.store(x_ptr, LOCK)
+
+    with pytest.raises(CompileError, match="locked, for sm_80: cannot be sent.*lock"):
+        compile_for(locked, {"x_ptr": "*fp32"})
+
+
+def test_a_name_that_cannot_be_found_there_is_named(tmp_path):
     script = """
     class Thing: pass
     thing = Thing()
@@ -468,7 +481,10 @@ def test_layouts_of_a_matrix_product():
     }
 
 
-@pytest.mark.parametrize("target, n", [("sm_70", 16), ("sm_80", 64), ("sm_90", 64), ("sm_100", 128)])
+SIZES = {"sm_70": 16, "sm_80": 64, "sm_90": 64, "sm_100": 128}
+
+
+@pytest.mark.parametrize("target, n", SIZES.items())
 def test_every_layout_on_nvidia_is_told(target, n):
     pointers = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32"}
     made = compile_for(product, pointers, {"N": n, "K": 16}, target)
@@ -526,6 +542,12 @@ def test_arguments_of_many_kinds():
         assert (out == (x * 0.5 + 5) * flag).all()
 
 
+def test_arguments_by_name():
+    x, y = torch.randn(128), torch.empty(128)
+    ran = emulate(copy, 1, x, n=128, BLOCK=128, y_ptr=y)
+    assert torch.equal(x, y) and ran.must == 2 * 4 * 128
+
+
 def test_views_of_one_storage_are_one_memory():
     memory = torch.arange(300.0)
     want = memory.clone()
@@ -536,7 +558,7 @@ def test_views_of_one_storage_are_one_memory():
 
 def test_faults_are_named():
     x, y = torch.randn(100), torch.empty(100)
-    with pytest.raises(Fault, match="'x_ptr', which has 400") as caught:
+    with pytest.raises(Fault, match="byte 400 of 'x_ptr'") as caught:
         emulate(copy, 1, x, y, 128, BLOCK=128)
     assert caught.value.kind == "out of bounds"
     assert caught.value.line.number == line_of(copy, "tl.load")
@@ -548,6 +570,17 @@ def test_faults_are_named():
     made = compile_for(copy, {**POINTERS, "n": "i32"}, {"BLOCK": 128})
     with pytest.raises(TypeError, match="copy: no value for 'n'"):
         emulate(made, 1, x, y)
+
+
+def test_a_load_without_its_mask_is_out_of_bounds_though_nothing_is_stored():
+    @triton.jit
+    def kernel(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+        i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(y_ptr + i, tl.load(x_ptr + i), mask=i < n)
+
+    x, y = torch.randn(5000), torch.empty(5000)
+    with pytest.raises(Fault, match="reads.*byte 20000 of 'x_ptr'"):
+        emulate(kernel, 5, x, y, 5000, BLOCK=1024)
 
 
 def test_nothing_is_written_back_after_a_fault():
@@ -683,6 +716,8 @@ def test_a_report_puts_runs_side_by_side():
         ("sm_75", 32, 33 * 1024, 4, 1),
         ("sm_80", 32, 0, 1, 32),
         ("sm_80", 168, 0, 4, 3),
+        ("sm_80", 40, 48 * 1024, 8, 3),
+        ("sm_86", 40, 48 * 1024, 8, 2),
         ("sm_86", 40, 0, 4, 12),
         ("sm_89", 40, 0, 1, 24),
         ("sm_90", 255, 227 * 1024, 8, 1),

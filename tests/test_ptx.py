@@ -19,7 +19,6 @@ import torch
 from helpers import (
     FLOATS,
     assert_equal,
-    assert_like,
     assert_result,
     assert_slope,
     normal,
@@ -343,9 +342,7 @@ def test_rounded_once(code, name):
     function = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}[code]
     a, b = exact_pairs(name)
     got = evaluate(f"{code}.{name} %d, %a0, %a1;", a, b, bits=width(name))
-    check_rounding(
-        got, [function(decode(x, name), decode(y, name)) for x, y in zip(a, b)], name
-    )
+    check_rounding(got, [function(decode(x, name), decode(y, name)) for x, y in zip(a, b)], name)
 
 
 @pytest.mark.parametrize("name", ["f32", "f64"])
@@ -390,6 +387,30 @@ def test_fused_ties_of_float32():
     got = evaluate("fma.rn.f32 %d, %a0, %a0, %a1;", a, c).view("f4")
     even = np.float32(1 + 2.0**-11)
     assert got.tolist() == [np.nextafter(even, np.float32(2)), even, even]
+
+
+def test_fused_ties_of_float64():
+    """The product ends in half a unit, and c, far below, decides."""
+    a, b = (np.full(3, 1 + 2.0**-k).view("u8") for k in (26, 27))
+    c = np.array([2.0**-120, 0, -(2.0**-120)])
+    got = evaluate("fma.rn.f64 %d, %a0, %a1, %a2;", a, b, c.view("u8"), bits=64).view("f8")
+    even = 1 + 2.0**-26 + 2.0**-27
+    assert got.tolist() == [np.nextafter(even, 2), even, even]
+
+
+def test_fused_far_from_one():
+    """Where a step of the fast way would overflow or become subnormal."""
+    exponents = (-1060, -800, -420, -380, 0, 380, 420, 800, 1020)
+    rng = np.random.default_rng(0)
+    a, b = pairs([k + 2000 for k in exponents], "i8")
+    a, b = (np.ldexp(1 + rng.random(len(x)), x - 2000) for x in (a, b))
+    with np.errstate(all="ignore"):
+        c = -a * b * (1 + rng.integers(-3, 4, len(a)) * 2.0**-50)
+    a, b, c = (x.view("u8") for x in (a, b, c))
+    got = evaluate("fma.rn.f64 %d, %a0, %a1, %a2;", a, b, c, bits=64)
+    triples = [tuple(decode(v, "f64") for v in row) for row in zip(a, b, c)]
+    wanted = [x * y + z if is_finite(x, y, z) else None for x, y, z in triples]
+    check_rounding(got, wanted, "f64")
 
 
 NAMES = ("-inf", "-1", "-0.0", "0.0", "1", "inf", "nan")
@@ -489,6 +510,19 @@ def test_subnormals_are_flushed_only_on_request():
     ]
 
 
+def test_flushing_in_16_bits():
+    half = np.array([1, 0x8001, 0x0400], "u2")  # two subnormal numbers, the least normal one
+    for code, want in {
+        "add.f16 %d, %a0, %a0;": [2, 0x8002, 0x0800],
+        "add.ftz.f16 %d, %a0, %a0;": [0, 0x8000, 0x0800],
+        "mul.ftz.bf16 %d, %a0, %a0;": [0, 0, 0],
+    }.items():
+        assert evaluate(code, half, bits=16).tolist() == want
+    # A conversion flushes float32, and this is not one.
+    got = evaluate("cvt.ftz.f32.f16 %d, %a0;", half[:1]).view("f4")
+    assert got.tolist() == [2.0**-24]
+
+
 def test_saturated_floats():
     a = np.array([-1, 0.25, 7, np.nan, np.inf], "f4").view("u4")
     got = evaluate("add.sat.f32 %d, %a0, 0f00000000;", a).view("f4")
@@ -551,6 +585,8 @@ def test_corner_cases_of_the_isa(code, x, want):
 
 # -- conversions --------------------------------------------------------------
 
+ROUNDINGS = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
+
 
 @pytest.mark.parametrize("to", ["f16", "bf16", "f32"])
 @pytest.mark.parametrize("source", ["f32", "f64"])
@@ -598,11 +634,8 @@ def test_floats_to_integers(source, to):
     values += [float(high), float(low), np.inf, -np.inf, np.nan]
     x = np.array(values, f"f{width(source) // 8}")
     size = max(bits, 16)
-    rounding = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
-    for name, function in rounding.items():
-        got = evaluate(
-            f"cvt.{name}.{to}.{source} %d, %a0;", x.view(f"u{x.itemsize}"), bits=size
-        )
+    for name, function in ROUNDINGS.items():
+        got = evaluate(f"cvt.{name}.{to}.{source} %d, %a0;", x.view(f"u{x.itemsize}"), bits=size)
         for value, result in zip(x, got.tolist()):
             if np.isnan(value):
                 lost = 64 in (bits, width(source))
@@ -654,7 +687,7 @@ def test_packed_conversion_puts_the_first_source_on_top():
 
 def test_rounding_to_integers_stays_a_float():
     x = np.array([1.5, 2.5, -1.5, -0.2, 1e30], "f4")
-    for name, function in {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}.items():
+    for name, function in ROUNDINGS.items():
         got = evaluate(f"cvt.{name}.f32.f32 %d, %a0;", x.view("u4")).view("f4")
         assert got.tolist() == function(x).tolist()
 
@@ -738,3 +771,1035 @@ def test_parameters():
     assert raw[8:16].view("f8")[0] == 0.1 and raw[16] == 200
     with pytest.raises(ValueError, match="2 given, kernel all has 5 parameters"):
         execute(Program(text), 1, ["out", 1.5], memory)
+
+
+# -- control flow -------------------------------------------------------------
+
+
+def test_branches_meet_again():
+    """Nested, with a loop of different length in each thread, and an early end."""
+    a = np.arange(128, dtype="u4")
+    code = """
+        mov.u32 %d, 0;
+        setp.ge.u32 %p, %a0, 100;
+        @%p bra BIG;
+        and.b32 %t0, %a0, 7;
+    LOOP:
+        setp.eq.u32 %p, %t0, 0;
+        @%p bra OUT;
+        sub.u32 %t0, %t0, 1;
+        and.b32 %t1, %t0, 1;
+        setp.eq.u32 %q, %t1, 1;
+        @%q bra LOOP;
+        add.u32 %d, %d, 10;
+        bra.uni LOOP;
+    BIG:
+        @!%p bra NEVER;
+        add.u32 %d, %d, 1000;
+        bra.uni OUT;
+    NEVER:
+        trap;
+    OUT:
+        @%p add.u32 %d, %d, 1;
+    """
+    evens = [len([k for k in range(int(v) & 7) if k % 2 == 0]) for v in a]
+    want = [1001 if v >= 100 else 10 * e + 1 for v, e in zip(a, evens)]
+    for threads in (32, 128):
+        assert evaluate(code, a, threads=threads).tolist() == want
+
+
+def test_a_loop_waits_for_its_last_thread():
+    text = """.entry k() .reqntid 32 { .reg .pred %p; .reg .b32 %r;
+        mov.u32 %r, %tid.x;
+    LOOP:
+        setp.eq.u32 %p, %r, 0;
+        @%p bra DONE;
+        sub.u32 %r, %r, 1;
+        bra.uni LOOP;
+    DONE:
+        ret; }"""
+    seen = []
+
+    def watch(i, active):
+        seen.append((i.opcode, active.sum()))
+
+    counters = execute(Program(text), 1, [], Memory(), watch=watch)
+    assert counters["instructions"] == 1 + 31 * 4 + 2 + 1 == len(seen)
+    assert seen[0] == ("mov", 32) and seen[-1] == ("ret", 32)
+    assert [n for opcode, n in seen if opcode == "sub"] == list(range(31, 0, -1))
+
+
+def test_programs_in_one_batch_part_and_meet():
+    text = """.entry k(.param .u64 out) .reqntid 32 {
+        .reg .pred %p; .reg .b32 %r<4>; .reg .b64 %x<3>;
+        ld.param.u64 %x0, [out]; mov.u32 %r0, %ctaid.x; mov.u32 %r1, %tid.x;
+        mad.lo.u32 %r2, %r0, 32, %r1; mad.wide.u32 %x1, %r2, 4, %x0;
+        setp.gt.u32 %p, %r0, 2;
+        @%p bra HIGH;
+        mov.u32 %r3, 7;
+        bra.uni STORE;
+    HIGH:
+        mov.u32 %r3, 9;
+    STORE:
+        st.global.b32 [%x1], %r3; }"""
+    memory = Memory()
+    memory.add("out", np.zeros((300, 32), "u4"), known=False)
+    counters = execute(Program(text), 300, ["out"], memory)
+    assert (memory["out"] == np.where(np.arange(300) > 2, 9, 7)[:, None]).all()
+    assert counters["global_store_requests"] == 300
+
+
+def test_an_endless_loop_ends():
+    text = ".entry k() .reqntid 32 {\nHERE:\n bra.uni HERE;\n}"
+    with pytest.raises(Fault, match="still running after 50 steps") as caught:
+        execute(Program(text), 1, [], Memory(), limit=50)
+    assert caught.value.kind == "deadlock" and str(caught.value.line) == "ptx:3"
+
+
+def test_trap():
+    with pytest.raises(Fault, match="thread 3 of program") as caught:
+        evaluate("setp.eq.u32 %p, %a0, 3; @%p trap; mov.u32 %d, 1;", np.arange(32, dtype="u4"))
+    assert caught.value.kind == "trap"
+
+
+# -- exchange between threads -------------------------------------------------
+
+
+def isa_shuffle(mode, lane, b, clamp):
+    """The pseudocode of the ISA: the source lane, and the predicate."""
+    segment, bound = clamp >> 8 & 31, clamp & 31
+    last, first = lane & segment | bound & ~segment, lane & segment
+    j = {"up": lane - b, "down": lane + b, "bfly": lane ^ b, "idx": first | b & ~segment}[mode]
+    inside = j >= last if mode == "up" else j <= last
+    return (j if inside else lane), inside
+
+
+@pytest.mark.parametrize("mode", ["up", "down", "bfly", "idx"])
+@pytest.mark.parametrize("parts", [1, 2, 8])
+def test_shuffles(mode, parts):
+    a = np.random.default_rng(1).integers(0, 2**32, 64, dtype="u4")
+    clamp = (32 - 32 // parts) << 8 | (0 if mode == "up" else 31)
+    for b in (0, 1, 5, 16, 31):
+        code = f"shfl.sync.{mode}.b32 %t0|%p, %a0, {b}, {clamp}, -1; selp.b32 %t1, 1, 0, %p;"
+        sources = [isa_shuffle(mode, lane, b, clamp) for lane in range(32)]
+        got = evaluate(f"{code} mov.b32 %d, %t0;", a, threads=64)
+        assert got.tolist() == [int(a[w + j]) for w in (0, 32) for j, _ in sources]
+        got = evaluate(f"{code} mov.b32 %d, %t1;", a, threads=64)
+        assert got.tolist() == 2 * [int(inside) for _, inside in sources]
+
+
+def test_a_shuffle_by_a_register():
+    a = np.arange(32, dtype="u4")
+    lanes = np.random.default_rng(2).permutation(32).astype("u4")
+    got = evaluate("shfl.sync.idx.b32 %d, %a0, %a1, 31, -1;", a, lanes)
+    assert got.tolist() == lanes.tolist()
+
+
+def test_a_shuffle_waits_for_its_warp():
+    """The mask names all; those who arrive first wait for the others."""
+    code = """
+        setp.lt.u32 %p, %a0, 8;
+        @!%p bra THERE;
+        add.u32 %a0, %a0, 100;
+    THERE:
+        shfl.sync.bfly.b32 %d, %a0, 16, 31, -1;
+    """
+    got = evaluate(code, np.arange(32, dtype="u4"))
+    values = [v + 100 if v < 8 else v for v in range(32)]
+    assert got.tolist() == [values[k ^ 16] for k in range(32)]
+
+
+def test_a_shuffle_waits_for_those_who_come_from_below():
+    """Lanes 0 … 7 are there first, the others jump back to them."""
+    code = """
+        setp.lt.u32 %p, %a0, 8;
+        @!%p bra BELOW;
+    BACK:
+        shfl.sync.bfly.b32 %d, %a0, 16, 31, -1;
+        bra.uni END;
+    BELOW:
+        add.u32 %a0, %a0, 100;
+        bra.uni BACK;
+    END:
+    """
+    got = evaluate(code, np.arange(32, dtype="u4"))
+    values = [v if v < 8 else v + 100 for v in range(32)]
+    assert got.tolist() == [values[k ^ 16] for k in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("@%p shfl.sync.bfly.b32 %d, %a0, 1, 31, -1;", "waits for ever"),
+        ("@%p ret; shfl.sync.bfly.b32 %d, %a0, 1, 31, -1;", "waits for a thread that has ended"),
+        ("shfl.sync.bfly.b32 %d, %a0, 1, 31, 0xffff;", "is not in its own mask"),
+        ("@%p shfl.sync.bfly.b32 %d, %a0, 16, 31, 0xff;", "reads lane 16, which takes no part"),
+    ],
+)
+def test_shuffles_that_the_isa_leaves_undefined(code, what):
+    with pytest.raises(Fault, match=what):
+        evaluate(f"setp.lt.u32 %p, %a0, 8; mov.u32 %d, 0; {code}", np.arange(32, dtype="u4"))
+
+
+def test_shuffles_are_counted_by_mode_and_mask():
+    text = """.entry k() .reqntid 64 { .reg .b32 %r<4>;
+        mov.u32 %r0, %tid.x;
+        shfl.sync.bfly.b32 %r1, %r0, 8, 31, -1;
+        shfl.sync.bfly.b32 %r1, %r0, 8, 31, -1;
+        shfl.sync.idx.b32 %r1, %r0, %r0, 31, -1; }"""
+    counters = execute(Program(text), 3, [], Memory())
+    assert counters.shuffles == {("bfly", 8): 12, ("idx", "register"): 6}
+    assert counters["shuffles"] == 18 and counters["instructions"] == 5 * 6
+
+
+# -- memory and its counters --------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32, 64])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_loads_and_stores(bits, count):
+    if bits * count > 128:
+        pytest.skip("more than 16 bytes a thread")
+    size, kind = bits * count // 8, max(bits, 16)
+    registers = ", ".join(f"%r{k}" for k in range(count))
+    vector = f".v{count}" if count > 1 else ""
+    listed = f"{{{registers}}}" if count > 1 else registers
+    text = f""".entry k(.param .u64 x, .param .u64 out) .reqntid 32
+    {{ .reg .b{kind} %r<4>; .reg .b32 %t; .reg .b64 %x<3>;
+        .shared .align 16 .b8 tile[1024];
+        ld.param.u64 %x0, [x]; ld.param.u64 %x1, [out]; mov.u32 %t, %tid.x;
+        mad.wide.u32 %x0, %t, {size}, %x0; mad.wide.u32 %x1, %t, {size}, %x1;
+        mul.lo.u32 %t, %t, {size};
+        ld.global.nc.L1::evict_last{vector}.b{bits} {listed}, [%x0];
+        st.shared{vector}.b{bits} [%t], {listed};
+        bar.sync 0;
+        ld.volatile.shared{vector}.b{bits} {listed}, [%t+0];
+        st.global.cs{vector}.b{bits} [ %x1 + 0 ], {listed};
+    }}"""
+    memory = Memory()
+    raw = np.random.default_rng(0).integers(0, 256, 32 * size, dtype="u1")
+    memory.add("x", raw, writable=False)
+    memory.add("out", np.zeros_like(raw), known=False)
+    counters = execute(Program(text), 1, ["x", "out"], memory)
+    assert np.array_equal(memory["out"], raw)
+    phases = max(1, size // 4)
+    assert counters.total == {
+        "barriers": 1,
+        "instructions": 12,
+        "global_load_requests": 1,
+        "global_load_bytes": 32 * size,
+        "global_load_sectors": size,
+        "global_store_requests": 1,
+        "global_store_bytes": 32 * size,
+        "global_store_sectors": size,
+        "shared_load_requests": 1,
+        "shared_load_bytes": 32 * size,
+        "shared_load_wavefronts": phases,
+        "shared_store_requests": 1,
+        "shared_store_bytes": 32 * size,
+        "shared_store_wavefronts": phases,
+    }
+
+
+def test_signed_loads_extend_the_sign():
+    text = """.entry k(.param .u64 x, .param .u64 out) .reqntid 32
+    { .reg .b32 %r<4>; .reg .b64 %x<3>;
+        ld.param.u64 %x0, [x]; ld.param.u64 %x1, [out]; mov.u32 %r0, %tid.x;
+        cvt.u64.u32 %x2, %r0; add.s64 %x0, %x0, %x2; mad.wide.u32 %x1, %r0, 8, %x1;
+        ld.global.s8 %r1, [%x0]; ld.global.u8 %r2, [%x0];
+        st.global.v2.b32 [%x1], {%r1, %r2}; }"""
+    memory = Memory()
+    memory.add("x", np.arange(-16, 16, dtype="i1"))
+    memory.add("out", np.zeros((32, 2), "i4"), known=False)
+    execute(Program(text), 1, ["x", "out"], memory)
+    assert memory["out"].tolist() == [[v, v % 256] for v in range(-16, 16)]
+
+
+def test_sectors_by_brute_force():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 4, 8, 16):
+        at = rng.integers(0, 400, (50, 32)) * size
+        active = rng.random((50, 32)) < rng.random((50, 1))
+        want = [len({a // 32 for a, on in zip(*row) if on}) for row in zip(at, active)]
+        assert ptx.sectors(at, active).tolist() == want
+
+
+@pytest.mark.parametrize(
+    ("at", "size", "want"),
+    [
+        (4 * np.arange(32), 4, 4),  # a coalesced request of 128 bytes
+        (8 * np.arange(32), 4, 8),  # every second word
+        (16 * np.arange(32), 16, 16),
+        (4 + 4 * np.arange(32), 4, 5),  # the same 128 bytes, not aligned to a sector
+        (2 * np.arange(32), 2, 2),
+        (np.arange(32), 1, 1),
+        (0 * np.arange(32), 4, 1),
+        (4096 * np.arange(32), 4, 32),
+    ],
+)
+def test_known_sectors(at, size, want):
+    assert ptx.sectors(at[None], np.ones((1, 32), bool)).tolist() == [want]
+
+
+@pytest.mark.parametrize(
+    ("at", "size", "excess"),
+    [
+        (4 * np.arange(32), 4, 0),
+        (128 * np.arange(32), 4, 31),  # one bank
+        (132 * np.arange(32), 4, 0),  # a padded row
+        (8 * np.arange(32), 4, 1),
+        (8 * np.arange(32), 8, 0),
+        (16 * np.arange(32), 16, 0),
+        (32 * np.arange(32), 16, 4),  # eight lanes over 256 bytes, two passes a phase
+        (0 * np.arange(32), 16, 0),
+    ],
+)
+def test_known_excess(at, size, excess):
+    counters = store_at(at, size, np.ones(32, bool))
+    phases = max(1, size // 4)
+    assert counters["shared_store_excess"] == excess
+    assert counters["shared_store_wavefronts"] == phases + excess
+    assert counters["shared_store_requests"] == 1
+
+
+def store_at(at, size, active):
+    """Counters of a store to shared memory by those threads that are active."""
+    words = max(size // 4, 1)
+    vector, value = (f".v{words}", "{" + ", ".join(words * ["0"]) + "}")
+    vector, value = (vector, value) if words > 1 else ("", "0")
+    text = f""".entry k(.param .u64 at, .param .u64 on) .reqntid 32
+    {{ .shared .align 16 .b8 tile[8192]; .reg .b32 %r<3>; .reg .b64 %x<3>; .reg .pred %p;
+        ld.param.u64 %x0, [at]; ld.param.u64 %x1, [on]; mov.u32 %r0, %tid.x;
+        mad.wide.u32 %x0, %r0, 4, %x0; mad.wide.u32 %x1, %r0, 4, %x1;
+        ld.global.b32 %r1, [%x0]; ld.global.b32 %r2, [%x1];
+        setp.ne.u32 %p, %r2, 0;
+        @%p st.shared{vector}.b{min(8 * size, 32)} [%r1], {value}; }}"""
+    memory = Memory()
+    memory.add("at", at.astype("u4"))
+    memory.add("on", active.astype("u4"))
+    return execute(Program(text), 1, ["at", "on"], memory)
+
+
+def test_wavefronts_of_part_of_a_warp():
+    """Bank by bank, with sets; each phase by itself; the others point anywhere."""
+    rng = np.random.default_rng(0)
+    for size, _ in itertools.product((4, 8, 16), range(8)):
+        active = rng.random(32) < rng.random()
+        at = np.where(active, rng.integers(0, 300, 32) * size, 99999)
+        lanes = 128 // size
+        want = least = 0
+        for start in range(0, 32, lanes):
+            words = {
+                a // 4 + k
+                for a, on in zip(at[start : start + lanes], active[start : start + lanes])
+                if on
+                for k in range(size // 4)
+            }
+            want += max(sum(w % 32 == bank for w in words) for bank in range(32))
+            least += bool(words)
+        counters = store_at(at, size, active)
+        assert counters["shared_store_wavefronts"] == want
+        assert counters["shared_store_excess"] == want - least
+
+
+def test_nothing_is_counted_for_warps_that_are_switched_off():
+    text = """.entry k(.param .u64 x) .reqntid 64 { .reg .b32 %r; .reg .b64 %x; .reg .pred %p;
+        ld.param.u64 %x, [x]; mov.u32 %r, %tid.x; setp.lt.u32 %p, %r, 8;
+        mad.wide.u32 %x, %r, 4, %x;
+        @%p ld.global.b32 %r, [%x]; }"""
+    memory = Memory()
+    memory.add("x", np.zeros(8, "u4"))
+    counters = execute(Program(text), 1, ["x"], memory)
+    assert counters["global_load_requests"] == 1 and counters["global_load_sectors"] == 1
+    assert counters["global_load_bytes"] == 32 and counters["instructions"] == 12
+
+
+# -- faults -------------------------------------------------------------------
+
+SHARED_KERNEL = """.entry k(.param .u64 out) .reqntid THREADS
+{{ .shared .align 16 .b8 tile[1024];
+    .reg .b32 %r<9>; .reg .b64 %x<3>; .reg .pred %p<4>;
+    ld.param.u64 %x0, [out];
+    mov.u32 %r0, %tid.x; shl.b32 %r1, %r0, 2; xor.b32 %r2, %r1, 4; mov.u32 %r3, %laneid;
+    {}
+}}"""
+
+
+def shared(code, threads=64):
+    """Run lines on a program with shared memory; the fault, or None."""
+    memory = Memory()
+    memory.add("out", np.zeros(64, "u4"), known=False)
+    text = SHARED_KERNEL.format(code).replace("THREADS", str(threads))
+    try:
+        execute(Program(text), 2, ["out"], memory)
+    except Fault as fault:
+        return fault
+    return None
+
+
+RACES = {
+    # Own cells, ordered cells, equal values, disjoint bytes: none of these is one.
+    "own": ("st.shared.b32 [%r1], %r0; ld.shared.b32 %r4, [%r1];", None),
+    "barrier": ("st.shared.b32 [%r1], %r0; bar.sync 0; ld.shared.b32 %r4, [%r2];", None),
+    "readers": (
+        "st.shared.b32 [%r1], %r0; bar.sync 0; ld.shared.b32 %r4, [0]; ld.shared.b32 %r4, [%r2];",
+        None,
+    ),
+    "equal values": ("mov.u32 %r4, 7; st.shared.b32 [8], %r4; st.shared.b32 [8], %r4;", None),
+    "bytes": ("cvt.u16.u32 %h, %r0; st.shared.b8 [%r0], %h;", None),
+    "warp barrier": (
+        "st.shared.b32 [%r1], %r0; bar.warp.sync -1; ld.shared.b32 %r4, [%r2];"
+        "bar.warp.sync -1; st.shared.b32 [%r1], %r4;",
+        None,
+    ),
+    # And these are.
+    "write, read": ("st.shared.b32 [%r1], %r0; ld.shared.b32 %r4, [%r2];", "reads byte 4 .*wrote"),
+    "read, write": (
+        "st.shared.b32 [%r1], %r0; bar.sync 0; ld.shared.b32 %r4, [%r2]; st.shared.b32 [%r1], 1;",
+        "writes byte 0 .*read",
+    ),
+    "many readers": (
+        "st.shared.b32 [%r1], %r0; bar.sync 0; ld.shared.b32 %r4, [0];"
+        "setp.eq.u32 %p0, %r0, 0; @%p0 st.shared.b32 [0], 9;",
+        "writes byte 0 .*other threads read",
+    ),
+    "write, write": (
+        "st.shared.b32 [%r1], %r0; st.shared.b32 [%r2], %r0;",
+        "writes byte 4 .*thread 1 wrote",
+    ),
+    "in one instruction": ("st.shared.b32 [8], %r0;", "write different values to one place"),
+    "wider": (
+        "st.shared.b32 [%r1], %r0; and.b32 %r4, %r1, 0xf8;"
+        "ld.shared.v2.b32 {%r5, %r6}, [%r4];",
+        "reads byte 4 ",
+    ),
+    "after one barrier": (
+        "st.shared.b32 [%r1], %r0; bar.sync 0; st.shared.b32 [%r1], 5; ld.shared.b32 %r4, [%r2];",
+        "reads byte 4 ",
+    ),
+    "a shuffle is no barrier": (
+        "st.shared.b32 [%r1], %r0; shfl.sync.idx.b32 %r4, %r0, 0, 31, -1;"
+        "ld.shared.b32 %r4, [%r2];",
+        "reads byte 4 ",
+    ),
+    "another warp after a warp barrier": (
+        "st.shared.b32 [%r1], %r0; bar.warp.sync -1; xor.b32 %r4, %r1, 128;"
+        "ld.shared.b32 %r4, [%r4];",
+        "reads byte 128 .*thread 32 wrote",
+    ),
+    "readers of two warps": (
+        "st.shared.b32 [%r1], %r0; bar.sync 0; setp.eq.u32 %p0, %r0, 0; setp.eq.u32 %p1, %r0, 32;"
+        "@%p0 ld.shared.b32 %r4, [0]; @%p1 ld.shared.b32 %r4, [0]; bar.warp.sync -1;"
+        "@%p1 st.shared.b32 [0], 9;",
+        "writes byte 0 .*other threads read",
+    ),
+    "atomic and store": (
+        "st.shared.b32 [%r1], 0; atom.shared.add.u32 %r4, [%r2], 1;",
+        "updates byte 4 .*thread 1 wrote",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_races(name):
+    code, want = RACES[name]
+    fault = shared(code.replace("%h", "%h0").replace("cvt", ".reg .b16 %h0; cvt", 1))
+    if want is None:
+        assert fault is None, fault
+        return
+    assert fault is not None and fault.kind == "race"
+    assert re.search(want, str(fault), re.S), fault
+
+
+def test_a_race_names_both_lines():
+    fault = shared("st.shared.b32 [%r1], %r0;\n\n ld.shared.b32 %r4, [%r2];")
+    here, there = fault.line.number, int(re.search(r"wrote it at ptx:(\d+)", str(fault))[1])
+    assert here == there + 2
+    assert "st.shared.b32 [%r1], %r0" in str(fault) and "ld.shared.b32 %r4" in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "what"),
+    [
+        ("ld.shared.b32 %r4, [%r1];", "uninitialised", "thread 0 .* byte 0 of shared memory"),
+        ("st.shared.b32 [%r1+1000], %r0;", "out of bounds", "thread 6 .* byte 1024 of shared"),
+        ("st.shared.b32 [%r1+-4], %r0;", "out of bounds", "byte -4 of shared"),
+        ("st.shared.b32 [%r1+2], %r0;", "misaligned", "no multiple of 4"),
+        ("st.shared.v2.b32 [%r1], {%r0, %r0};", "misaligned", "thread 1 .* no multiple of 8"),
+        ("st.global.b32 [%x0+4096], %r0;", "out of bounds", "byte 4096 of 'out' .256 bytes"),
+        ("st.global.b32 [%x0+-4], %r0;", "out of bounds", "byte -4 of 'out'"),
+        ("mov.b64 %x1, 64; ld.global.b32 %r4, [%x1];", "out of bounds", "where no array is"),
+        ("ld.global.b32 %r4, [%x0+12];", "uninitialised", "byte 12 of 'out'"),
+        ("st.global.b32 [%x0], %r0;", "race", "thread 0 .* and thread 63 .* different values"),
+        ("setp.lt.u32 %p0, %r0, 40; @%p0 bar.sync 0;", "divergence", "without thread 40"),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 bar.sync 0;", "deadlock", "thread 32 does not come"),
+        ("setp.lt.u32 %p0, %r0, 32; @%p0 ret; bar.sync 0;", "deadlock", "thread 0 does not come"),
+    ],
+)
+def test_faults(code, kind, what):
+    fault = shared(code)
+    assert fault is not None and fault.kind == kind
+    assert re.search(what, str(fault)), fault
+    assert "of program (0, 0, 0)" in str(fault) and str(fault.line) in str(fault)
+
+
+def test_what_was_written_is_known():
+    assert shared("st.global.b32 [%x0+12], 5; ld.global.b32 %r4, [%x0+12];") is None
+
+
+def test_part_of_what_is_read_is_unknown():
+    fault = shared("st.global.b32 [%x0], 5; ld.global.v2.b32 {%r4, %r5}, [%x0];")
+    assert fault.kind == "uninitialised"
+
+
+def test_the_fault_names_the_program():
+    text = """.entry k(.param .u64 x) .reqntid 32 { .reg .b32 %r<2>; .reg .b64 %x;
+        ld.param.u64 %x, [x]; mov.u32 %r0, %ctaid.y; mad.wide.u32 %x, %r0, 64, %x;
+        ld.global.b32 %r1, [%x]; }"""
+    memory = Memory()
+    memory.add("x", np.zeros(64, "u4"))
+    with pytest.raises(Fault, match=r"thread 0 of program \(0, 4, 0\) reads 4 bytes at byte 256"):
+        execute(Program(text), (2, 9), ["x"], memory)
+
+
+def test_named_barriers_for_a_part():
+    """Two warps of four meet twice, the others not at all."""
+    code = """
+        setp.ge.u32 %p0, %r0, 64;
+        @%p0 bra END;
+        st.shared.b32 [%r1], %r0;
+        bar.sync 1, 64;
+        xor.b32 %r4, %r1, 128;
+        ld.shared.b32 %r5, [%r4];
+        mad.wide.u32 %x0, %r0, 4, %x0;
+        st.global.b32 [%x0], %r5;
+    END:
+        ret;
+    """
+    assert shared(code, threads=128) is None
+
+
+def test_a_barrier_counts_arrivals_at_different_places():
+    """bar.sync names a barrier and not a place in the code."""
+    code = """
+        setp.ge.u32 %p0, %r0, 32;
+        st.shared.b32 [%r1], %r0;
+        @%p0 bra SECOND;
+        bar.sync 0;
+        bra.uni MEET;
+    SECOND:
+        bar.sync 0;
+    MEET:
+        xor.b32 %r4, %r1, 128;
+        ld.shared.b32 %r5, [%r4];
+    """
+    assert shared(code) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("addc.u32 %r4, %r0, %r0;", "addc is not supported"),
+        ("add.rz.f32 %r4, %r0, %r0;", "add.rz is not supported"),
+        ("ld.global.v2.frobnicate.b32 %r4, [%x0];", "ld.frobnicate is not supported"),
+        ("mov.u32 %r4, %clock;", "register %clock is not supported"),
+        ("ld.param.u32 %r4, [out+4];", "a part of a parameter is not supported"),
+        ("bar.arrive 0, 64;", "this form of a barrier is not supported"),
+        ("cvt.rn.bf16.s64 %r4, %x0;", "a 64-bit integer as bf16 is not supported"),
+        ("rcp.approx.ftz.f64 %x1, %x0;", "the coarse approximation in float64"),
+    ],
+)
+def test_what_is_not_known_is_named(code, what):
+    with pytest.raises(NotImplementedError, match=re.escape(what)) as caught:
+        shared(code)
+    assert code.rstrip(";") in str(caught.value) and str(caught.value).startswith("ptx:")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (".func f() {}", "no .entry"),
+        (".entry k() { ret; }", "kernel k has no .reqntid"),
+        (".entry k() .reqntid 48 { ret; }", "a multiple of 32"),
+        (".entry k() .reqntid 32, 4, 1 { ret; }", "is 32, 4, 1; one dimension"),
+    ],
+)
+def test_texts_that_are_no_kernel(text, what):
+    with pytest.raises(ValueError, match=what):
+        Program(text)
+
+
+def test_names_in_memory_are_unique():
+    memory = Memory()
+    memory.add("x", np.zeros(3))
+    with pytest.raises(ValueError, match="an array 'x' already"):
+        memory.add("x", np.zeros(3))
+    with pytest.raises(KeyError, match="no array 'y' in memory, only x"):
+        memory.address("y")
+    with pytest.raises(KeyError, match="no array 'y'"):
+        memory["y"]
+
+
+def test_memory_keeps_arrays_of_any_kind():
+    memory = Memory()
+    arrays = {
+        "empty": np.zeros((0, 3)),
+        "scalar": np.float16(2.5),
+        "turned": np.arange(6).reshape(2, 3).T,
+        "bool": np.array([True, False]),
+    }
+    addresses = [memory.add(name, array) for name, array in arrays.items()]
+    assert all(a % 256 == 0 for a in addresses)
+    for name, array in arrays.items():
+        assert np.array_equal(memory[name], array) and memory[name].dtype == array.dtype
+
+
+# -- atomics and copies -------------------------------------------------------
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_atomics(space):
+    text = f""".entry k(.param .u64 out, .param .u64 old) .reqntid 32
+    {{ .shared .align 16 .b8 tile[64]; .reg .b32 %r<9>; .reg .b64 %x<4>; .reg .pred %p;
+        ld.param.u64 %x0, [out]; ld.param.u64 %x1, [old]; mov.u32 %r0, %tid.x;
+        setp.eq.u32 %p, %r0, 0;
+        {"st.shared.b32 [0], 10; bar.sync 0;" if space == "shared" else ""}
+        atom.{space}.add.u32 %r1, [{"0" if space == "shared" else "%x0"}], %r0;
+        mad.wide.u32 %x1, %r0, 4, %x1; st.global.b32 [%x1], %r1;
+        {
+        "bar.sync 0; ld.shared.b32 %r2, [0]; st.global.b32 [%x0], %r2;" if space == "shared" else ""
+    } }}"""
+    memory = Memory()
+    memory.add("out", np.array([10], "u4"))
+    memory.add("old", np.zeros(32, "u4"), known=False)
+    counters = execute(Program(text), 1, ["out", "old"], memory)
+    assert memory["out"].tolist() == [10 + sum(range(32))]
+    assert memory["old"].tolist() == [10 + sum(range(k)) for k in range(32)]
+    assert counters[f"{space}_atomic_requests"] == 1
+
+
+def test_kinds_of_atomics():
+    def update(code, start, value):
+        text = f""".entry k(.param .u64 out) .reqntid 32 {{ .reg .b32 %r<4>; .reg .b64 %x<3>;
+            .reg .pred %p; ld.param.u64 %x0, [out]; mov.u32 %r0, %tid.x;
+            setp.eq.u32 %p, %r0, 0; @%p {code} }}"""
+        memory = Memory()
+        memory.add("out", np.array([start], "u4"))
+        execute(Program(text), 1, ["out"], memory)
+        assert memory["out"].tolist() == [value], code
+
+    update("atom.global.min.s32 %r1, [%x0], -5;", 3, 2**32 - 5)
+    update("atom.global.min.u32 %r1, [%x0], -5;", 3, 3)
+    update("atom.global.max.s32 %r1, [%x0], -5;", 3, 3)
+    update("red.global.or.b32 [%x0], 12;", 3, 15)
+    update("atom.global.exch.b32 %r1, [%x0], 12;", 3, 12)
+    update("atom.global.cas.b32 %r1, [%x0], 3, 12;", 3, 12)
+    update("atom.global.cas.b32 %r1, [%x0], 4, 12;", 3, 3)
+    update("atom.global.inc.u32 %r1, [%x0], 3;", 3, 0)
+    update("atom.global.dec.u32 %r1, [%x0], 3;", 0, 3)
+    update("atom.global.acq_rel.gpu.add.f32 %r1, [%x0], 0f3F800000;", 0x3F800000, 0x40000000)
+
+
+COPY_KERNEL = """.entry k(.param .u64 x, .param .u64 out) .reqntid 32
+{{ .shared .align 16 .b8 tile[1024]; .reg .b32 %r<9>; .reg .b64 %x<4>; .reg .pred %p;
+    ld.param.u64 %x0, [x]; ld.param.u64 %x1, [out]; mov.u32 %r0, %tid.x;
+    shl.b32 %r1, %r0, 4; shl.b32 %r3, %r0, 2;
+    mad.wide.u32 %x0, %r0, 16, %x0; mad.wide.u32 %x1, %r0, 4, %x1;
+    setp.lt.u32 %p, %r0, 20; selp.b32 %r4, 16, 0, %p;
+    cp.async.cg.shared.global [%r1], [%x0], 16, %r4;
+    cp.async.commit_group;
+    cp.async.ca.shared.global [%r3+512], [%x0+4], 4;
+    cp.async.commit_group;
+    {}
+    st.global.b32 [%x1], %r2;
+}}"""
+
+
+def copied(code):
+    memory = Memory()
+    memory.add("x", np.arange(128, dtype="u4"))
+    memory.add("out", np.zeros(32, "u4"), known=False)
+    execute(Program(COPY_KERNEL.format(code)), 1, ["x", "out"], memory)
+    return memory["out"].tolist()
+
+
+def test_asynchronous_copies():
+    got = copied("cp.async.wait_group 1; ld.shared.b32 %r2, [%r1];")
+    assert got == [4 * k if k < 20 else 0 for k in range(32)]  # the others are filled with zeros
+    got = copied("cp.async.wait_group 0; ld.shared.b32 %r2, [%r3+512];")
+    assert got == [4 * k + 1 for k in range(32)]
+    assert copied("cp.async.wait_all; ld.shared.b32 %r2, [%r3+512];") == got
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        ("ld.shared.b32 %r2, [%r1];", "uninitialised"),
+        ("cp.async.wait_group 1; ld.shared.b32 %r2, [%r3+512];", "uninitialised"),
+        ("cp.async.wait_all; xor.b32 %r4, %r1, 16; ld.shared.b32 %r2, [%r4];", "race"),
+    ],
+)
+def test_copies_that_nobody_waited_for(code, kind):
+    with pytest.raises(Fault) as caught:
+        copied(code)
+    assert caught.value.kind == kind
+
+
+# -- tensor cores -------------------------------------------------------------
+
+
+def fragments(shape, a_order="row", b_order="col", acc="f32", kind="f16"):
+    """Functions (lane, register) -> coordinates, from the text of the ISA."""
+    if shape == "m8n8k4":
+
+        def high(lane):
+            return 4 if lane >= 16 else 0
+
+        a = {
+            "row": lambda lane, i: (lane % 4 + high(lane), i),
+            "col": lambda lane, i: (i % 4 + high(lane), lane % 4),
+        }[a_order]
+        b = {
+            "row": lambda lane, i: (lane % 4, i + high(lane)),
+            "col": lambda lane, i: (i, lane % 4 + high(lane)),
+        }[b_order]
+        c = {
+            "f16": lambda lane, i: (lane % 4 + high(lane), i),
+            "f32": lambda lane, i: (
+                (lane & 1) + (i & 2) + high(lane),
+                (i & 4) + (lane & 2) + (i & 1),
+            ),
+        }[acc]
+        return a, 4, b, 4, c, 8
+    group, inside = (lambda lane: lane >> 2), (lambda lane: lane % 4)
+
+    def c(lane, i):
+        return group(lane) + (8 if i >= 2 else 0), 2 * inside(lane) + (i & 1)
+
+    if kind == "tf32":
+        return (
+            lambda lane, i: (group(lane) + 8 * (i & 1), inside(lane) + 4 * (i >> 1)), 4,
+            lambda lane, i: (inside(lane) + 4 * i, group(lane)), 2, c, 4,
+        )  # fmt: skip
+    if shape == "m16n8k8":
+        return (
+            lambda lane, i: (group(lane) + (8 if i >= 2 else 0), 2 * inside(lane) + (i & 1)), 4,
+            lambda lane, i: (2 * inside(lane) + i, group(lane)), 2, c, 4,
+        )  # fmt: skip
+    return (
+        lambda lane, i: (
+            group(lane) + (0 if i < 2 or 4 <= i < 6 else 8),
+            2 * inside(lane) + (i & 1) + (8 if i >= 4 else 0),
+        ), 8,
+        lambda lane, i: (2 * inside(lane) + (i & 1) + (8 if i >= 2 else 0), group(lane)), 4,
+        c, 4,
+    )  # fmt: skip
+
+
+def deal(matrices, function, count, quads):
+    """Registers of each lane: [32, count] numbers."""
+    return np.array(
+        [
+            [matrices[lane >> 2 & 3 if quads else 0][function(lane, i)] for i in range(count)]
+            for lane in range(32)
+        ]
+    )
+
+
+MMA = [
+    ("m8n8k4", f"{a}.{b}", acc, "f16") for a in ("row", "col") for b in ("row", "col")
+    for acc in ("f32", "f16")
+] + [
+    ("m16n8k16", "row.col", "f32", "f16"), ("m16n8k16", "row.col", "f16", "f16"),
+    ("m16n8k16", "row.col", "f32", "bf16"), ("m16n8k8", "row.col", "f32", "f16"),
+    ("m16n8k8", "row.col", "f32", "bf16"), ("m16n8k8", "row.col", "f32", "tf32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "orders", "acc", "kind"), MMA)
+def test_mma(shape, orders, acc, kind):
+    m, n, k = map(int, re.findall(r"\d+", shape))
+    quads = 4 if shape == "m8n8k4" else 1
+    rng = np.random.default_rng(0)
+    a, b, c = (rng.integers(-8, 9, (quads, *s)) for s in ((m, k), (k, n), (m, n)))
+    fa, na, fb, nb, fc, nc = fragments(shape, *orders.split("."), acc, kind)
+
+    def registers(numbers, form):
+        if form in ("f32", "tf32"):
+            return numbers.astype("f4").view("u4")
+        if form == "bf16":
+            halves = (numbers.astype("f4").view("u4") >> 16).astype("u2")
+        else:
+            halves = numbers.astype("f2").view("u2")
+        return np.ascontiguousarray(halves).view("u4")
+
+    parts = [
+        registers(deal(a, fa, na, quads > 1), kind),
+        registers(deal(b, fb, nb, quads > 1), kind),
+        registers(deal(c, fc, nc, quads > 1), acc),
+    ]
+    flat = np.concatenate(parts, axis=1)
+    names = [f"%r{j}" for j in range(flat.shape[1])]
+    ends = np.cumsum([0] + [p.shape[1] for p in parts])
+    ra, rb, rc = (", ".join(names[s:e]) for s, e in itertools.pairwise(ends))
+    rd = ", ".join(f"%d{j}" for j in range(parts[2].shape[1]))
+    code = f"mma.sync.aligned.{shape}.{orders}.{acc}.{kind}.{kind}.{acc}"
+    text = f""".entry k(.param .u64 x, .param .u64 out) .reqntid 32
+    {{ .reg .b32 %r<{len(names)}>; .reg .b32 %d<8>; .reg .b32 %t; .reg .b64 %x<4>;
+        ld.param.u64 %x0, [x]; ld.param.u64 %x1, [out]; mov.u32 %t, %tid.x;
+        mad.wide.u32 %x0, %t, {4 * len(names)}, %x0;
+        mad.wide.u32 %x1, %t, {4 * parts[2].shape[1]}, %x1;
+        {" ".join(f"ld.global.b32 {n}, [%x0+{4 * j}];" for j, n in enumerate(names))}
+        {code} {{{rd}}}, {{{ra}}}, {{{rb}}}, {{{rc}}};
+        {" ".join(f"st.global.b32 [%x1+{4 * j}], %d{j};" for j in range(parts[2].shape[1]))} }}"""
+    memory = Memory()
+    memory.add("x", flat)
+    memory.add("out", np.zeros_like(parts[2]), known=False)
+    counters = execute(Program(text), 1, ["x", "out"], memory)
+    want = registers(deal(np.einsum("qmk,qkn->qmn", a, b) + c, fc, nc, quads > 1), acc)
+    assert np.array_equal(memory["out"], want) and counters["mma"] == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("trans", ["", ".trans"])
+def test_matrices_through_shared_memory(count, trans):
+    """ldmatrix reads 8 × 8 halves; stmatrix writes what ldmatrix has read."""
+    registers = ", ".join(f"%r{j}" for j in range(count))
+    text = f""".entry k(.param .u64 x, .param .u64 out, .param .u64 back) .reqntid 32
+    {{ .shared .align 16 .b8 tile[2048]; .reg .b32 %r<9>; .reg .b64 %x<6>; .reg .b64 %q<2>;
+        ld.param.u64 %x0, [x]; ld.param.u64 %x1, [out]; ld.param.u64 %x4, [back];
+        mov.u32 %r8, %tid.x; shl.b32 %r7, %r8, 4;
+        mad.wide.u32 %x0, %r8, 16, %x0; mad.wide.u32 %x1, %r8, 16, %x1;
+        mad.wide.u32 %x4, %r8, 16, %x4;
+        ld.global.v2.b64 {{%x2, %x3}}, [%x0]; st.shared.v2.b64 [%r7], {{%x2, %x3}};
+        bar.sync 0;
+        ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {{{registers}}}, [%r7];
+        {" ".join(f"st.global.b32 [%x1+{4 * j}], %r{j};" for j in range(count))}
+        stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r7+1024], {{{registers}}};
+        bar.sync 0;
+        setp.lt.u32 %p, %r8, {8 * count};
+        @%p ld.shared.v2.b64 {{%q0, %q1}}, [%r7+1024];
+        @%p st.global.v2.b64 [%x4], {{%q0, %q1}}; }}""".replace(
+        ".reg .b32 %r<9>;", ".reg .b32 %r<9>; .reg .pred %p;"
+    )
+    memory = Memory()
+    halves = np.arange(256, dtype="u2").reshape(4, 8, 8)
+    memory.add("x", halves)
+    memory.add("out", np.zeros((32, 8), "u2"), known=False)
+    memory.add("back", np.zeros((4, 8, 8), "u2"), known=False)
+    counters = execute(Program(text), 1, ["x", "out", "back"], memory)
+    for lane, j, half in itertools.product(range(32), range(count), range(2)):
+        row, column = lane // 4, 2 * (lane % 4) + half
+        place = (column, row) if trans else (row, column)
+        assert memory["out"][lane, 2 * j + half] == halves[(j, *place)]
+    assert np.array_equal(memory["back"][:count], halves[:count])
+    # Each matrix is one phase of 8 lanes; the vector accesses have four, or as many as take part.
+    assert counters["shared_load_wavefronts"] == 2 * count
+    assert counters["shared_store_wavefronts"] == 4 + count
+
+
+# -- reading compiled text ----------------------------------------------------
+
+COMPILED = """
+.visible .entry k(
+    .param .u64 .ptr .global .align 1 k_param_0,
+    .param .u32 k_param_1
+)
+.reqntid 128, 1, 1
+{
+    .reg .pred  %p<2>;
+    .reg .b32   %r<3>;
+    .reg .b64   %rd<2>;
+    .loc 1 10 0                           // outer.py:10:0
+$L__func_begin0:
+    ld.param.b64  %rd1, [k_param_0];
+    .loc 1 7 3      // inner.py:7:3 @[ middle.py:3:2 @[ outer.py:12:5 ] ]
+    // begin inline asm
+    { .reg .b32 t; mov.u32 t, 5; mov.u32 %r1, t; }
+    @%p1 ld.global.b32 { %r2 }, [ %rd1 + 0 ];
+    // end inline asm
+    .loc 2 99 1
+    ret;
+}
+    .file 2 "/somewhere/else.py"
+"""
+
+
+def test_lines_of_compiled_code():
+    program = Program(COMPILED)
+    assert program.threads == 128 and list(program.parameters) == ["k_param_0", "k_param_1"]
+    lines = [[str(line) for line in i.lines] for i in program.code]
+    inlined = ["inner.py:7", "middle.py:3", "outer.py:12"]
+    assert lines == [["outer.py:10"], inlined, inlined, inlined, ["file 2:99"]]
+    memory = Memory()
+    memory.add("x", np.zeros(1))
+    counters = execute(program, 1, ["x", 0], memory)
+    assert {str(k): v["instructions"] for k, v in counters.by_line().items()} == {
+        "file 2:99": 4, "inner.py:7": 12, "outer.py:10": 4,
+    }  # fmt: skip
+    assert {str(k): v["instructions"] for k, v in counters.by_line("outer.py").items()} == {
+        "outer.py:10": 4, "outer.py:12": 12,
+    }  # fmt: skip
+
+
+# -- compiled kernels ---------------------------------------------------------
+
+LAYOUTS = {
+    "sm_80": ("flat", "tiled", "turned", "broadcast", "deep", "mixed"),
+    "sm_70": ("flat",),
+    "sm_90": ("flat",),
+}
+ORACLES = {
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "mish": torch.nn.functional.mish,
+}
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """What compile_ptx.py printed, by target."""
+    environ = {
+        "TRITON_INTERPRET": "0",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+    }
+    script = ROOT / "tests" / "compile_ptx.py"
+    started = {
+        target: subprocess.Popen(
+            [sys.executable, script, target, *layouts],
+            env={**os.environ, **environ},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for target, layouts in LAYOUTS.items()
+    }
+    printed = {}
+    try:
+        for target, process in started.items():
+            said, complaint = process.communicate(timeout=300)
+            assert process.returncode == 0, complaint[-3000:]
+            printed[target] = [json.loads(line) for line in said.splitlines()]
+    finally:
+        for process in started.values():
+            process.kill()
+    return printed
+
+
+def values(dtype, seed, side=128):
+    """A matrix of random numbers and of those that are special."""
+    x = 3 * normal(side, side, dtype=torch.float64, seed=seed)
+    if dtype == torch.bool:
+        return x > 0
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        x = (10 * x).clamp(info.min, info.max).to(dtype)
+        x.view(-1)[::11], x.view(-1)[1::11] = info.max, info.min
+        return x
+    x = x.to(dtype)
+    flat, info = x.view(-1), torch.finfo(dtype)
+    flat[::7] = (2 * flat[::7]).round() / 2  # ties
+    numbers = (float("nan"), float("inf"), -float("inf"), 0.0, -0.0, info.tiny / 4, -88.0, 1e4)
+    for k, number in enumerate(numbers):
+        flat[5 + k :: 101 + 4 * k] = number
+    return x
+
+
+def emulate(report):
+    """Execute a launch on fresh inputs: inputs, outputs and counters."""
+    from compile_ptx import inputs
+
+    name, dtype, layout = report["what"]
+    dtype = getattr(torch, dtype)
+    count = 1 + max(a[1] for a in report["arguments"] if isinstance(a, list) and a[0] == "input")
+    tensors = [inputs(values(dtype, seed), layout, count)[seed] for seed in range(count)]
+    memory, addresses = Memory(), {}
+    for k, tensor in enumerate(tensors):
+        raw = torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
+        start = memory.add(f"input {k}", raw.numpy(), writable=False)
+        addresses["input", k] = start + tensor.storage_offset() * tensor.itemsize
+    for k, (shape, stride) in enumerate(report["outputs"]):
+        size = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
+        raw = np.zeros(size * dtype.itemsize, np.uint8)
+        addresses["output", k] = memory.add(f"output {k}", raw, known=False)
+    arguments = [addresses[tuple(a)] if isinstance(a, list) else a for a in report["arguments"]]
+    program = Program(report["ptx"])
+    arguments += [0] * (len(program.parameters) - len(arguments))  # scratch memory, not used
+    counters = execute(program, report["grid"], arguments, memory, report["shared"])
+    outputs = [
+        torch.from_numpy(memory[f"output {k}"]).view(dtype).as_strided(shape, stride)
+        for k, (shape, stride) in enumerate(report["outputs"])
+    ]
+    return tensors, outputs, counters
+
+
+def extremum_gradients(name, grad, x, y):
+    """torch's formula: to the larger one, half to each if they are equal."""
+    if name.startswith("min"):
+        left, right = y < x, x < y
+    else:
+        left, right = x < y, y < x
+    half = torch.where(x == y, grad / 2, grad)
+    return half.masked_fill(left, 0), half.masked_fill(right, 0)
+
+
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_compiled_operators(compiled, target):
+    """Every operator and dtype: maxima to the bit, mish within its bound."""
+    assert len(compiled[target]) >= {"sm_80": 80, "sm_70": 30, "sm_90": 30}[target]
+    for report in compiled[target]:
+        name = report["what"][0]
+        tensors, outputs, _ = emulate(report)
+        try:
+            if name in ORACLES:
+                want = ORACLES[name](*tensors)
+                assert_result(name, outputs[0], want, tensors[0])
+            elif name == "mish_backward":
+                assert_slope(outputs[0], tensors[1], tensors[0])
+            else:
+                wants = extremum_gradients(name, *torch.broadcast_tensors(*tensors))
+                for got, want in zip(outputs, wants):
+                    assert_equal(got, want)
+        except AssertionError as error:
+            raise AssertionError(f"{target} {' '.join(report['what'])}: {error}") from error
+
+
+def test_traffic_of_the_operators(compiled):
+    """A contiguous operator reads and writes each element once, in whole sectors."""
+    reports = [r for r in compiled["sm_80"] if r["what"][2] == "flat"]
+    assert {r["what"][0] for r in reports} >= {*ORACLES, "mish_backward", "maximum_backward"}
+    for report in reports:
+        tensors, outputs, counters = emulate(report)
+        read = sum(t.numel() * t.itemsize for t in tensors)
+        written = sum(t.numel() * t.itemsize for t in outputs)
+        assert counters["global_load_bytes"] == read == 32 * counters["global_load_sectors"]
+        assert counters["global_store_bytes"] == written == 32 * counters["global_store_sectors"]
+        # 16 bytes a thread, so a request moves 16 sectors.
+        assert counters["global_load_sectors"] == 16 * counters["global_load_requests"]
+
+
+def test_a_misaligned_view_costs_more_sectors(compiled):
+    """Rows of 97 elements start anywhere: no more bytes, but more sectors."""
+    (report,) = (r for r in compiled["sm_80"] if r["what"] == ["maximum", "float32", "tiled"])
+    _, outputs, counters = emulate(report)
+    size = outputs[0].numel() * 4
+    assert counters["global_load_bytes"] == 2 * size < 32 * counters["global_load_sectors"]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_an_unmasked_tail_is_caught(compiled, dtype):
+    """The same launch on one element less reads past the end."""
+    name = str(dtype).removeprefix("torch.")
+    (report,) = (r for r in compiled["sm_80"] if r["what"] == ["mish", name, "flat"])
+    program = Program(report["ptx"])
+    memory = Memory()
+    memory.add("x", np.zeros(128 * 128 - 1, f"u{dtype.itemsize}"), writable=False)
+    memory.add("out", np.zeros(128 * 128, f"u{dtype.itemsize}"), known=False)
+    array = {"input": "x", "output": "out"}
+    arguments = [array[a[0]] if isinstance(a, list) else a for a in report["arguments"]]
+    arguments += [0] * (len(program.parameters) - len(arguments))
+    with pytest.raises(Fault, match="of 'x'") as caught:
+        execute(program, report["grid"], arguments, memory, report["shared"])
+    assert caught.value.kind == "out of bounds"
+    assert caught.value.line.file == "runtime.py"
