@@ -265,9 +265,9 @@
   }
 
   /* A list in words; a long one's end is counted, not shown. */
-  function listed(items, most = 8) {
-    const rest = items.length > most ? [`${items.length - most} more`] : [];
-    return [...items.slice(0, most), ...rest].join("; ");
+  function listed(items) {
+    const rest = items.length > 8 ? [`${items.length - 8} more`] : [];
+    return [...items.slice(0, 8), ...rest].join("; ");
   }
 
   /* What a view shows, in a sentence: the text that is read aloud. */
@@ -275,7 +275,7 @@
     const owners = map.owners[element].map((owner) => position(owner));
     if (kind === "row") {
       const held = [...new Set(rowOf(n).map((slot) => map.table[slot]))].map(coordinates);
-      return `${rowName(n)}: ${plural(held.length, "element")}, ${listed(held, 16)}`;
+      return `${rowName(n)}: ${plural(held.length, "element")}, ${listed(held)}`;
     }
     if (kind === "slot") {
       const also = owners.filter((owner) => owner !== position(n));
@@ -320,33 +320,51 @@
     return read(place.row, n) + (place.column.bits ? `<i>·${read(place.column, n)}</i>` : "");
   }
 
-  /* Fill a grid; `cell(r, c)` gives a cell's number, name, text, kind and owner. */
+  /* Fill a grid. `rowHead` and `cell` give {i, name, text}, and for a cell
+   * also its kind and the position whose colour it wears. */
   function draw(grid, rows, columns, corner, columnHead, rowHead, cell) {
+    const attributes = ({ i, name }) =>
+      i === undefined ? "" : `tabindex="-1" data-i="${i}" aria-label="${escape(name)}"`;
+    let longest = 0;
     const line = (r) => range(columns).map((c) => {
-      const { i, name, text, kind, owner } = cell(r, c);
-      const style = owner === undefined ? "" : colour(owner);
-      return `<td role="gridcell" tabindex="-1" data-i="${i}" class="${kind}" style="${style}"` +
-        ` aria-label="${escape(name)}">${columns > 32 ? "" : text}</td>`;
+      const shown = cell(r, c);
+      const text = columns > 32 ? "" : String(shown.text);
+      longest = Math.max(longest, text.replace(/<.*?>/g, "").length);
+      const style = shown.owner === undefined ? "" : colour(shown.owner);
+      return `<td role="gridcell" class="${shown.kind}" style="${style}" ${attributes(shown)}>${text}</td>`;
     });
+    const head = (r) => `<th scope="row" role="rowheader" ${attributes(rowHead(r))}>${rowHead(r).text}</th>`;
     const heads = range(columns).map((c) => `<th scope="col">${columnHead(c)}</th>`);
     grid.table.innerHTML =
-      `<thead><tr><td class="corner">${corner}</td>${heads.join("")}</tr></thead><tbody>` +
-      range(rows).map((r) => `<tr>${rowHead(r)}${line(r).join("")}</tr>`).join("") + "</tbody>";
+      `<thead><tr><th scope="col" aria-label="${escape(corner)}"></th>${heads.join("")}</tr></thead>` +
+      `<tbody>${range(rows).map((r) => `<tr>${head(r)}${line(r).join("")}</tr>`).join("")}</tbody>`;
     grid.columns = columns;
+    grid.head = 8 + 8 * String(rowHead(rows - 1).text).length;
+    grid.need = 4 + 6.7 * longest;
     grid.cells = [];
     for (const td of grid.table.querySelectorAll("td[data-i]")) grid.cells[td.dataset.i] = td;
     grid.lit = [];
     grid.stop = null;
-    fit(grid);
   }
 
   /* Cells as wide as the panel allows; text where it can be read. */
-  function fit(grid) {
-    const width = grid.table.parentElement.clientWidth - 44;
-    const size = Math.max(9, Math.min(40, Math.floor(width / grid.columns)));
-    grid.table.style.setProperty("--cell", `${size}px`);
-    grid.table.classList.toggle("numbers", size >= 17);
-    grid.table.classList.toggle("words", size >= 30);
+  function fit({ table, columns, head, need }) {
+    const width = table.parentElement.clientWidth - head - 8;
+    const size = Math.max(6, Math.min(Math.max(36, need), Math.floor((4 * width) / columns) / 4));
+    table.style.setProperty("--head", `${head}px`);
+    table.style.setProperty("--cell", `${size}px`);
+    table.style.setProperty("--columns", columns);
+    table.classList.toggle("numbers", size >= 17);
+    table.classList.toggle("words", size >= need);
+  }
+
+  /* Share the width by the number of columns, within bounds. */
+  function share() {
+    const part = (tile.columns + 4) / (tile.columns + hardware.columns + 8);
+    const left = Math.min(0.64, Math.max(0.48, part));
+    $(".panels").style.setProperty("--left", `${left}fr`);
+    $(".panels").style.setProperty("--right", `${1 - left}fr`);
+    [tile, hardware].forEach(fit);
   }
 
   function drawTile() {
@@ -355,9 +373,9 @@
     const kinds = new Set();
     const sizes = Object.entries(map.shape).map(([name, size]) => `${name} ${size}`);
     $("#nbx-tile-title").textContent = `The tile: ${sizes.join(" × ")}`;
-    draw(tile, map.owners.length >> bits, 1 << bits, "",
+    draw(tile, map.owners.length >> bits, 1 << bits, names(down),
       (c) => parts(across, c).join(),
-      (r) => `<th scope="row">${parts(down, r << bits).join()}</th>`,
+      (r) => ({ text: parts(down, r << bits).join() }),
       (r, c) => {
         const i = (r << bits) | c;
         const owner = ownerOf(i, page);
@@ -381,12 +399,11 @@
     const page = pageOf(pick.n);
     const title = whole ? whole.name : names([row, column].filter(({ bits }) => bits));
     $("#nbx-hardware-title").textContent = `The hardware: ${title.replace(", ", " × ")}`;
-    draw(hardware, 1 << row.bits, 1 << column.bits, "",
+    draw(hardware, 1 << row.bits, 1 << column.bits, (whole ?? row).name,
       (c) => (whole ? `+${c}` : c),
       (r) => {
         const n = slotAt(page, r, 0);
-        return `<th scope="row" role="rowheader" tabindex="-1" data-i="${n}"` +
-          ` aria-label="${escape(rowName(n))}">${read(whole ?? row, n)}</th>`;
+        return { i: n, name: rowName(n), text: read(whole ?? row, n) };
       },
       (r, c) => {
         const i = slotAt(page, r, c);
@@ -488,6 +505,7 @@
     if (turned) {
       drawTile();
       drawHardware();
+      share();
       for (const page of $$(".pages select")) page.value = read(place.others[page.dataset.k], pick.n);
     }
     paint(pick);
@@ -549,6 +567,7 @@
   function turnTo(key, view) {
     const entry = book.find((layout) => layout.key === key);
     select.value = entry ? key : "";
+    if (key === "") $("details").open = true;
     const text = entry ? write(entry) : typed;
     basesText.value = text.bases;
     shapeText.value = text.shape;
@@ -564,14 +583,15 @@
   function remember() {
     clearTimeout(timer);
     timer = setTimeout(() => {
-      const tight = (text) => text.replace(/\s*([,:[\]{}])\s*/g, "$1");
+      const tight = (text) => text.replace(/\s*([,:[\]{}()])\s*/g, "$1");
       const { bases, shape } = typed;
       const state = new URLSearchParams(
         select.value ? { layout: select.value } : { bases: tight(bases), shape: tight(shape) });
       state.set(pick.kind === "row" ? "row" : "slot", parts(map.inputs, pick.n));
       if (pick.kind === "element") state.set("element", parts(map.outputs, pick.element));
-      const kept = { "%2C": ",", "%2F": "/", "%3A": ":", "%5B": "[", "%5D": "]" };
-      history.replaceState(null, "", `#${String(state).replace(/%(2C|2F|3A|5B|5D)/g, (c) => kept[c])}`);
+      // Commas and brackets may stand in an address as they are.
+      const readable = String(state).replace(/%(2C|2F|3A|5B|5D|28|29)/g, decodeURIComponent);
+      history.replaceState(null, "", `#${readable}`);
     }, 200);
   }
 
@@ -602,17 +622,23 @@
   // ----------------------------------------------------------------- events
 
   const cellAt = (event) => event.target.closest("[data-i]");
+  let under = null; // the cell under the mouse
 
   for (const grid of [tile, hardware]) {
     grid.table.addEventListener("click", (event) => {
       const cell = cellAt(event);
       if (cell) choose(viewOf(cell));
     });
-    grid.table.addEventListener("pointerover", (event) => {
+    // Not "pointerover": that also comes when the page moves under the mouse.
+    grid.table.addEventListener("pointermove", (event) => {
       const cell = cellAt(event);
-      if (cell && event.pointerType === "mouse") paint(viewOf(cell));
+      if (cell && cell !== under && event.pointerType === "mouse") paint(viewOf(cell));
+      under = cell;
     });
-    grid.table.addEventListener("pointerleave", () => paint(pick));
+    grid.table.addEventListener("pointerleave", () => {
+      under = null;
+      paint(pick);
+    });
     grid.table.addEventListener("keydown", (event) => {
       const cell = cellAt(event);
       const rows = grid.table.tBodies[0].rows;
