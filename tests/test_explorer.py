@@ -113,13 +113,25 @@ def written(coordinates):
     return f"({', '.join(map(str, coordinates))})"
 
 
+def positions_said(words):
+    """The positions that a sentence names: "lane 1 or 5, register 0", or one by one."""
+    if words == "no owner":
+        return set()
+    if " or " not in words:
+        return set(words.split("; "))
+    parts = [part.split(" ", 1) for part in words.split(", ")]
+    choices = [[f"{name} {value}" for value in values.split(" or ")] for name, values in parts]
+    return {" ".join(choice) for choice in itertools.product(*choices)}
+
+
 def owners_said(readout):
-    """The element and the set of owners that a sentence names."""
-    match = re.fullmatch(r"element (\(.*?\)): (?:(\d+) owners, )?(.*)", readout)
-    owners = set() if match[3] == "no owner" else set(match[3].split("; "))
-    more = next((word for word in owners if re.fullmatch(r"\d+ more", word)), None)
-    assert not more and int(match[2] or len(owners)) == len(owners)
-    return match[1], owners
+    """The element and the owners that a sentence names."""
+    element, count, words = re.fullmatch(
+        r"element (\(.*?\)): (?:(\d+) owners, )?(.*)", readout
+    ).groups()
+    owners = positions_said(words)
+    assert int(count or len(owners)) == len(owners)
+    return element, owners
 
 
 # ------------------------------------------------------------- a book of one
@@ -322,8 +334,7 @@ def test_pointing_at_elements(explorer, name):
         assert cells[i].get_attribute("aria-label") == f"element {written(coordinates)}"
         cells[i].hover()
         said = explorer.readout
-        if len(owners[coordinates]) <= 8:
-            assert owners_said(said) == (written(coordinates), set(owners[coordinates])), said
+        assert owners_said(said) == (written(coordinates), set(owners[coordinates])), said
         assert explorer.lit(explorer.tile) == [f"element {written(coordinates)}"]
         shown = set(explorer.lit(explorer.hardware))
         assert shown <= set(owners[coordinates])
@@ -341,15 +352,16 @@ def test_positions_hold_what_the_bases_say(explorer, name):
         words = cell.get_attribute("aria-label")
         element = held[words]
         assert explorer.readout.startswith(f"{words}: element {written(element)}")
-        others = {w for w, e in held.items() if e == element and w != words}
-        _, _, also = explorer.readout.partition(", as in ")
-        assert set(filter(None, also.split("; "))) == others
+        owners = {w for w, e in held.items() if e == element}
+        _, _, shared = explorer.readout.partition(", one of ")
+        assert positions_said(re.sub(r"^\d+ owners, ", "", shared) or words) == owners
         # The equation, added up, and the sums beside the matrix.
         left, right = explorer.page.locator(".equation").inner_text().split(" = ")
-        terms = [eval(t + ",")[0] for t in left.split(" ⊕ ")] if left != "no bit set" else []
-        terms = [t if isinstance(t, tuple) else (t,) for t in terms]
-        assert tuple(reduce(xor, column, 0) for column in zip([0] * len(element), *terms)) == element
-        assert right == written(element)
+        terms = [[int(c) for c in re.findall(r"\d+", term)] for term in left.split(" ⊕ ")]
+        total = [0] * len(element)
+        for term in terms if left != "no bit set" else []:
+            total = [a ^ b for a, b in zip(total, term, strict=True)]
+        assert written(total) == right == written(element)
         sums = [int(s) for s in explorer.page.locator(".map tbody .sum").all_inner_texts()]
         bits = [
             value >> bit & 1
@@ -386,8 +398,6 @@ def test_toggles_add_bases(explorer, name):
     explorer.open(name)
     inputs = {n: b for n, b in layout.bases.items() if b}
     position = dict.fromkeys(layout.bases, 0)
-    for button in explorer.map.get_by_role("button", pressed=True).all_inner_texts():
-        assert button.isdigit()
     while explorer.map.get_by_role("button", pressed=True).count():
         explorer.map.get_by_role("button", pressed=True).first.click()
     zero = written([0] * len(layout.shape))
@@ -421,16 +431,19 @@ def test_the_matrix(explorer):
 @pytest.mark.parametrize(
     "name, said",
     [
-        ("fragment", "7 input bits, 7 output bits, rank 7. A permutation: each element has one owner."),
+        (
+            "fragment",
+            "7 input bits, 7 output bits, rank 7. A permutation: each element has one owner.",
+        ),
         (
             "broadcast",
-            "9 input bits, 6 output bits, rank 6. Each element held has 8 owners: toggling lane bit 2, "
-            "or lane bit 3, or warp bit 0 leads to the same element.",
+            "9 input bits, 6 output bits, rank 6. Each element held has 8 owners: toggling "
+            "lane bit 2, or lane bit 3, or warp bit 0 leads to the same element.",
         ),
         (
             "with holes",
-            "3 input bits, 3 output bits, rank 2. Each element held has 2 owners: toggling register "
-            "bit 0 with lane bit 0 with lane bit 1 leads to the same element. "
+            "3 input bits, 3 output bits, rank 2. Each element held has 2 owners: toggling "
+            "register bit 0 with lane bit 0 with lane bit 1 leads to the same element. "
             "4 of 8 elements have no owner.",
         ),
     ],
@@ -549,7 +562,7 @@ def test_focus_survives_a_turned_page(explorer):
     assert explorer.readout.startswith("element (8, 3): warp 1")
 
 
-@every_layout
+@pytest.mark.parametrize("name", ["fragment", "swizzled"])
 def test_one_stop_a_grid(explorer, name):
     explorer.open(name)
     for grid in (explorer.tile, explorer.hardware):
@@ -600,13 +613,13 @@ BAD = [
     ("", "4, 4", "Bases", "This cannot be read"),
     ("[[1, 0]]", "4, 4", "Bases", "Bases are listed by input"),
     ("{}", "4, 4", "Bases", "Bases are listed by input"),
-    ('{"lane": 3}', "4, 4", "Bases", "lane needs a list of bases"),
-    ('{"lane": [[1, 0], [1]]}', "4, 4", "Bases", "lane bit 1 is (1), 1 coordinate; the shape has 2."),
-    ('{"lane": [[4, 0]]}', "4, 4", "Bases", "lane bit 0 is (4, 0); dim0 is an integer from 0 to 3."),
-    ('{"lane": [[0, -1]]}', "4, 4", "Bases", "dim1 is an integer from 0 to 3."),
-    ('{"lane": [[0, 0.5]]}', "4, 4", "Bases", "dim1 is an integer from 0 to 3."),
-    ('{"lane": [[0, "1"]]}', "4, 4", "Bases", "dim1 is an integer from 0 to 3."),
-    (json.dumps({"lane": [[0, 1]] * 15}), "4, 4", "Bases", "15 bits are 32768 positions"),
+    ('{"lane": 3}', "4, 4", "Bases", "lane needs a list, a basis for each bit."),
+    ('{"lane": [[1, 0], [1]]}', "4, 4", "Bases", "bit 1 is (1): 1 coordinate for a shape of 2."),
+    ('{"lane": [[4, 0]]}', "4, 4", "Bases", "lane bit 0 is (4, 0); dim0 goes from 0 to 3."),
+    ('{"lane": [[0, -1]]}', "4, 4", "Bases", "dim1 goes from 0 to 3."),
+    ('{"lane": [[0, 0.5]]}', "4, 4", "Bases", "dim1 goes from 0 to 3."),
+    ('{"lane": [[0, "1"]]}', "4, 4", "Bases", "dim1 goes from 0 to 3."),
+    (json.dumps({"lane": [[0, 1]] * 15}), "4, 4", "Bases", "positions of at most 14 bits are"),
     ('{"lane": []}', "6, 4", "Shape", "dim0 is 6; a size is a power of two."),
     ('{"lane": []}', '{"m": 0}', "Shape", "m is 0; a size is a power of two."),
     ('{"lane": []}', '{"m": null}', "Shape", "m is null; a size is a power of two."),
@@ -656,23 +669,21 @@ def test_the_largest(explorer):
 # ----------------------------------------------------------------- the address
 
 
-@every_layout
-def test_the_address_leads_back(explorer, name):
+@pytest.mark.parametrize("name", ["broadcast", "with holes", "volume"])
+@pytest.mark.parametrize(
+    "role, kind", [("gridcell", "slot="), ("gridcell", "element="), ("rowheader", "row=")]
+)
+def test_the_address_leads_back(explorer, name, role, kind):
     page = explorer.open(name).page
-    cells = explorer.hardware.get_by_role("gridcell")
-    for step in (
-        lambda: cells.nth(cells.count() // 2).click(),
-        lambda: explorer.tile.get_by_role("gridcell").last.click(),
-        lambda: explorer.hardware.get_by_role("rowheader").last.click(),
-    ):
-        step()
-        page.mouse.move(0, 0)
-        before = explorer.state()
-        page.wait_for_timeout(300)
-        url = page.url
-        page.goto("about:blank")
-        page.goto(url)
-        assert explorer.state() == before
+    grid = explorer.tile if kind == "element=" else explorer.hardware
+    cells = grid.get_by_role(role)
+    cells.nth(cells.count() - 2).click()
+    page.mouse.move(0, 0)
+    before = explorer.state()
+    url = explorer.remembered(kind)
+    page.goto("about:blank")
+    page.goto(url)
+    assert explorer.state() == before
 
 
 def test_the_address_keeps_own_bases(explorer):
@@ -746,21 +757,24 @@ def test_light_and_dark(explorer, theme):
     explorer.open("broadcast")
     assert explorer.page.locator("html").get_attribute("data-theme") == theme
     explorer.page.mouse.move(0, 0)
-    page = "document.body"
-    dark = explorer.page.evaluate(f"getComputedStyle({page}).backgroundColor") != "rgb(255, 255, 255)"
-    assert dark == (theme == "dark")
-    selectors = [".tile td[data-i]", ".hardware td[data-i]", ".map [data-c]", ".map button", ".readout"]
-    found = explorer.page.evaluate(CONTRAST, [f"#nbx-explorer {s}" for s in selectors])
-    assert {selector for selector, _ in found} == {f"#nbx-explorer {s}" for s in selectors}
-    assert min(found, key=lambda pair: pair[1])[1] >= 4.5, min(found, key=lambda pair: pair[1])
+    background = explorer.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (background == "rgb(255, 255, 255)") == (theme == "light")
+    shown = [".tile [data-i]", ".hardware [data-i]", ".map [data-c]", ".map button", ".readout"]
+    selectors = [f"#nbx-explorer {selector}" for selector in shown]
+    found = explorer.page.evaluate(CONTRAST, selectors)
+    assert {selector for selector, _ in found} == set(selectors)
+    least = min(found, key=lambda pair: pair[1])
+    assert least[1] >= 4.5, least
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280, 2560])
-def test_nothing_is_wider_than_the_window(explorer, width):
-    explorer.page.set_viewport_size({"width": width, "height": 844})
-    for name in LAYOUTS:
-        explorer.open(name)
-        assert explorer.page.evaluate("document.documentElement.scrollWidth") <= width, name
-        for grid in (explorer.tile, explorer.hardware):
-            assert grid.bounding_box()["x"] >= 0
-
+@pytest.mark.parametrize("name", ["broadcast", "line", "four warps"])
+def test_nothing_is_wider_than_the_window(explorer, name):
+    explorer.open(name)
+    for width in (320, 390, 768, 1280, 2560):
+        explorer.page.set_viewport_size({"width": width, "height": 844})
+        assert explorer.page.evaluate("document.documentElement.scrollWidth") <= width, width
+        # The whole tile is in sight, down to a phone.
+        assert width < 390 or explorer.page.evaluate(
+            "() => { const s = document.querySelector('.tile .scroll');"
+            " return s.scrollWidth <= s.clientWidth; }"
+        )

@@ -16,7 +16,7 @@
   "use strict";
 
   const LIMIT = 1 << 14; // most positions, and most elements, that are drawn
-  const START = { register: 1, lane: 9 }; // the position shown first
+  const START = { register: 1, lane: 9, offset: 9 }; // the position shown first
   const EXAMPLE = {
     bases: { register: [[0, 1]], lane: [[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]] },
     shape: { row: 8, col: 8 },
@@ -75,86 +75,72 @@
 
   // --------------------------------------------------------- what was typed
 
-  /* Says what is wrong, and in which field. */
-  class Problem extends Error {
-    constructor(field, message) {
-      super(message);
-      this.field = field;
-    }
-  }
-
-  /* JSON, or Python's way to write the same: tuples and 'single quotes'. */
-  function parse(field, text, example) {
-    const json = text.replace(/\(/g, "[").replace(/\)/g, "]").replace(/'/g, '"')
-      .replace(/,(\s*[\]}])/g, " $1");
-    try {
-      return JSON.parse(json);
-    } catch (error) {
-      throw new Problem(field, `This cannot be read (${error.message}). Write it like ${example}.`);
-    }
-  }
+  /* Say what is wrong, and in which field. */
+  const refuse = (field, message) => {
+    throw Object.assign(new Error(message), { field });
+  };
 
   const isRecord = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
+  const isBelow = (end, value) => Number.isInteger(value) && value >= 0 && value < end;
   const vector = (numbers) => `(${numbers.join(", ")})`;
   const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
 
+  /* JSON, or Python's way to write the same: tuples and 'single quotes'. */
+  function parse(field, text, example) {
+    const json = text.replace(/\(/g, "[").replace(/\)/g, "]").replace(/'/g, '"');
+    try {
+      return JSON.parse(json.replace(/,(\s*[\]}])/g, " $1"));
+    } catch (error) {
+      return refuse(field, `This cannot be read (${error.message}). Write it like ${example}.`);
+    }
+  }
+
+  /* {"row": 8, "col": 8}, or sizes alone: 8, 8 or 8 x 8. */
   function readShape(text) {
     const example = '{"row": 8, "col": 8} or 8, 8';
     const list = /^[\s\d,x×]+$/.test(text) ? `[${text.replace(/[x×]/g, ",")}]` : text;
     let shape = parse("shape", list, example);
     if (Array.isArray(shape)) shape = Object.fromEntries(shape.map((s, i) => [`dim${i}`, s]));
     if (!isRecord(shape) || !Object.keys(shape).length) {
-      throw new Problem("shape", `A size for each dimension is needed, like ${example}.`);
+      refuse("shape", `A size for each dimension is needed, like ${example}.`);
+    }
+    for (const [name, size] of Object.entries(shape)) {
+      const power = Number.isInteger(size) && size > 0 && 2 ** Math.round(Math.log2(size)) === size;
+      if (!power) refuse("shape", `${name} is ${JSON.stringify(size)}; a size is a power of two.`);
+    }
+    const elements = Object.values(shape).reduce((product, size) => product * size);
+    if (elements > LIMIT) {
+      refuse("shape", `The shape has ${elements} elements; at most ${LIMIT} are drawn.`);
     }
     return shape;
   }
 
-  function readBases(text) {
+  function readBases(text, shape) {
     const example = '{"register": [[0, 1]], "lane": [[1, 0], [2, 0]]}';
     const bases = parse("bases", text, example);
     if (!isRecord(bases) || !Object.keys(bases).length) {
-      throw new Problem("bases", `Bases are listed by input, like ${example}.`);
+      refuse("bases", `Bases are listed by input, like ${example}.`);
     }
-    for (const [name, list] of Object.entries(bases)) {
-      if (!Array.isArray(list)) {
-        throw new Problem("bases", `${name} needs a list of bases, one for each bit.`);
-      }
-      bases[name] = list.map((basis) => (Array.isArray(basis) ? basis : [basis]));
-    }
-    return bases;
-  }
-
-  /* Refuse, in words, what is not a layout or is too large to draw. */
-  function check({ bases, shape }) {
     const sizes = Object.entries(shape);
-    for (const [name, size] of sizes) {
-      if (!Number.isInteger(size) || size < 1 || 2 ** Math.round(Math.log2(size)) !== size) {
-        throw new Problem("shape", `${name} is ${JSON.stringify(size)}; a size is a power of two.`);
-      }
-    }
-    const elements = sizes.reduce((product, [, size]) => product * size, 1);
-    if (elements > LIMIT) {
-      throw new Problem("shape", `The shape has ${elements} elements; at most ${LIMIT} are drawn.`);
-    }
     for (const [input, list] of Object.entries(bases)) {
-      list.forEach((basis, bit) => {
-        const where = `${input} bit ${bit} is ${vector(basis)}`;
-        if (basis.length !== sizes.length) {
-          throw new Problem("bases", `${where}, ${plural(basis.length, "coordinate")}; ` +
-            `the shape has ${sizes.length}.`);
+      if (!Array.isArray(list)) refuse("bases", `${input} needs a list, a basis for each bit.`);
+      bases[input] = list.map((basis, bit) => {
+        const numbers = Array.isArray(basis) ? basis : [basis];
+        const here = `${input} bit ${bit} is ${vector(numbers)}`;
+        if (numbers.length !== sizes.length) {
+          refuse("bases", `${here}: ${plural(numbers.length, "coordinate")} for a shape of ${sizes.length}.`);
         }
         sizes.forEach(([name, size], i) => {
-          if (!Number.isInteger(basis[i]) || basis[i] < 0 || basis[i] >= size) {
-            throw new Problem("bases", `${where}; ${name} is an integer from 0 to ${size - 1}.`);
-          }
+          if (!isBelow(size, numbers[i])) refuse("bases", `${here}; ${name} goes from 0 to ${size - 1}.`);
         });
+        return numbers;
       });
     }
     const bits = Object.values(bases).flat().length;
-    if (2 ** bits > LIMIT) {
-      throw new Problem("bases", `${bits} bits are ${2 ** bits} positions; at most ${LIMIT} are drawn.`);
+    if (bits > log2(LIMIT)) {
+      refuse("bases", `These are ${bits} bits; positions of at most ${log2(LIMIT)} bits are drawn.`);
     }
-    return { bases, shape };
+    return bases;
   }
 
   /* A layout as the two fields show it, an input a line. */
@@ -174,11 +160,11 @@
     ${input.replace(" ", ` id="nbx-${id}" aria-describedby="nbx-${id}-problem" `)}
     <p class="problem" id="nbx-${id}-problem" role="alert"></p>`;
   const plain = 'spellcheck="false" autocapitalize="off" autocomplete="off"';
-  const panel = (id, before, role, after) => `
+  const panel = (id, before, role) => `
     <section class="${id}" aria-labelledby="nbx-${id}-title">
       <h2 id="nbx-${id}-title"></h2>${before}
       <div class="scroll"><table ${role} aria-labelledby="nbx-${id}-title"></table></div>
-      <p class="${after}"></p>
+      <p class="legend"></p>
     </section>`;
 
   root.insertAdjacentHTML("beforeend", `
@@ -189,11 +175,11 @@
       ${field("shape", "Shape, a size for each coordinate", `<input ${plain}>`)}
     </details>
     <p class="facts"></p>
-    <p class="readout" role="status"></p>
+    <div class="readout"><p role="status"></p><p class="equation"></p></div>
     <div class="panels">
-      ${panel("tile", "", 'role="grid"', "legend")}
-      ${panel("hardware", '<div class="pages"></div>', 'role="grid"', "legend")}
-      ${panel("map", "", "", "equation")}
+      ${panel("tile", "", 'role="grid"')}
+      ${panel("hardware", '<div class="pages"></div>', 'role="grid"')}
+      ${panel("map", "", "")}
     </div>`);
 
   const $ = (selector) => root.querySelector(selector);
@@ -265,25 +251,30 @@
   }
 
   /* A list in words; a long one's end is counted, not shown. */
-  function listed(items) {
+  function listed(items, between) {
     const rest = items.length > 8 ? [`${items.length - 8} more`] : [];
-    return [...items.slice(0, 8), ...rest].join("; ");
+    return [...items.slice(0, 8), ...rest].join(between);
+  }
+
+  /* Positions in words: "lane 1 or 5, register 0" where they are a product. */
+  function positionsInWords(slots) {
+    const values = place.spoken.map((input) => [...new Set(slots.map((n) => read(input, n)))]);
+    const product = values.reduce((size, list) => size * list.length, 1) === slots.length;
+    if (slots.length < 2 || !product) return listed(slots.map((n) => position(n)), "; ");
+    return place.spoken.map(({ name }, i) => `${name} ${listed(values[i], " or ")}`).join(", ");
   }
 
   /* What a view shows, in a sentence: the text that is read aloud. */
   function sentence({ kind, n, element }) {
-    const owners = map.owners[element].map((owner) => position(owner));
+    const owners = map.owners[element];
+    const shared = owners.length > 1 ? `${owners.length} owners, ` : "";
+    const words = positionsInWords(owners);
     if (kind === "row") {
       const held = [...new Set(rowOf(n).map((slot) => map.table[slot]))].map(coordinates);
-      return `${rowName(n)}: ${plural(held.length, "element")}, ${listed(held)}`;
+      return `${rowName(n)}: ${plural(held.length, "element")}, ${listed(held, "; ")}`;
     }
-    if (kind === "slot") {
-      const also = owners.filter((owner) => owner !== position(n));
-      return `${position(n)}: element ${coordinates(element)}` +
-        (also.length ? `, as in ${listed(also)}` : "");
-    }
-    const many = owners.length > 1 ? `${owners.length} owners, ` : "";
-    return `element ${coordinates(element)}: ${many}${listed(owners) || "no owner"}`;
+    if (kind === "element") return `element ${coordinates(element)}: ${shared}${words || "no owner"}`;
+    return `${position(n)}: element ${coordinates(element)}${shared && `, one of ${shared}${words}`}`;
   }
 
   /* Rank, kernel and image, in words. */
@@ -350,7 +341,7 @@
   /* Cells as wide as the panel allows; text where it can be read. */
   function fit({ table, columns, head, need }) {
     const width = table.parentElement.clientWidth - head - 8;
-    const size = Math.max(6, Math.min(Math.max(36, need), Math.floor((4 * width) / columns) / 4));
+    const size = Math.max(5, Math.min(Math.max(36, need), Math.floor((4 * width) / columns) / 4));
     table.style.setProperty("--head", `${head}px`);
     table.style.setProperty("--cell", `${size}px`);
     table.style.setProperty("--columns", columns);
@@ -439,6 +430,7 @@
       line(bit ? "bit" : "bit first", `${escape(name)} bit ${bit}`, (j) =>
         (map.columns[j] >> (shift + bit)) & 1)));
     $("#nbx-map-title").textContent = "The map: bits in, bits out";
+    $(".map .legend").textContent = "Lit columns are added: 1 ⊕ 1 = 0.";
     $(".map table").innerHTML =
       `<thead><tr><td></td>${groups.join("")}<th scope="col">sum</th></tr>` +
       `${line("toggles", "toggle", toggle, "⊕")}</thead>` +
@@ -487,7 +479,7 @@
       ? `No sum of bases is ${coordinates(element)}.`
       : `${terms(set).join(" ⊕ ") || "no bit set"} = ${coordinates(element)}` +
         (row && place.column.bits ? `, then ⊕ any of ${terms(free).join(", ")}` : "");
-    $(".readout").textContent = sentence(view);
+    $(".readout [role]").textContent = sentence(view);
   }
 
   /* Make a cell the one of its grid that Tab reaches. */
@@ -541,22 +533,23 @@
     choose(view() ?? slotView(join(map.inputs, values)), true);
   }
 
-  function complain(problem) {
+  /* Say a problem next to its field, and nothing next to the others. */
+  function complain({ field, message }) {
     for (const name of ["layout", "bases", "shape"]) {
-      const wrong = problem?.field === name;
-      $(`#nbx-${name}-problem`).textContent = wrong ? problem.message : "";
-      $(`#nbx-${name}`).setAttribute("aria-invalid", wrong);
+      $(`#nbx-${name}-problem`).textContent = name === field ? message : "";
+      $(`#nbx-${name}`).setAttribute("aria-invalid", name === field);
     }
   }
 
   /* Show what the two fields say; if that is no layout, say why and stay. */
   function showText(view) {
     try {
-      const layout = check({ shape: readShape(shapeText.value), bases: readBases(basesText.value) });
-      complain(null);
-      show(layout, view);
+      const shape = readShape(shapeText.value);
+      const bases = readBases(basesText.value, shape);
+      complain({});
+      show({ bases, shape }, view);
     } catch (problem) {
-      if (!(problem instanceof Problem)) throw problem;
+      if (!problem.field) throw problem;
       complain(problem);
       $("details").open = true;
       if (!map) show(EXAMPLE, view);
@@ -599,8 +592,8 @@
   function recall(state) {
     const value = (name, fields) => {
       const numbers = (state.get(name) ?? "").split(",").map(Number);
-      const fits = (number, i) => Number.isInteger(number) && number >= 0 && number < 1 << fields[i].bits;
-      const whole = state.has(name) && numbers.length === fields.length && numbers.every(fits);
+      const fits = (number, i) => isBelow(1 << fields[i].bits, number);
+      const whole = state.get(name) && numbers.length === fields.length && numbers.every(fits);
       return whole ? join(fields, numbers) : undefined;
     };
     const [row, n, element] = [value("row", map.inputs), value("slot", map.inputs), value("element", map.outputs)];
@@ -616,12 +609,13 @@
     else if (map && !key) return; // a link to a heading
     const known = book.some((layout) => layout.key === key);
     turnTo(state.has("bases") ? "" : known ? key : book[0]?.key, () => recall(state));
-    if (key && !known) complain(new Problem("layout", `The book has no layout ${key} (any more).`));
+    if (key && !known) complain({ field: "layout", message: `The book has no layout ${key}.` });
   }
 
   // ----------------------------------------------------------------- events
 
   const cellAt = (event) => event.target.closest("[data-i]");
+  const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   let under = null; // the cell under the mouse
 
   for (const grid of [tile, hardware]) {
@@ -644,13 +638,10 @@
       const rows = grid.table.tBodies[0].rows;
       const first = grid === tile ? 1 : 0; // the hardware's row heads count
       const last = rows[0].cells.length - 1;
+      const end = event.key === "Home" ? [0, first] : [rows.length - 1, last];
       let [r, c] = [cell.parentElement.sectionRowIndex, cell.cellIndex];
-      if (event.key === "ArrowUp") r -= 1;
-      else if (event.key === "ArrowDown") r += 1;
-      else if (event.key === "ArrowLeft") c -= 1;
-      else if (event.key === "ArrowRight") c += 1;
-      else if (event.key === "Home") [r, c] = [event.ctrlKey ? 0 : r, first];
-      else if (event.key === "End") [r, c] = [event.ctrlKey ? rows.length - 1 : r, last];
+      if (event.key in ARROWS) [r, c] = [r + ARROWS[event.key][0], c + ARROWS[event.key][1]];
+      else if (["Home", "End"].includes(event.key)) [r, c] = [event.ctrlKey ? end[0] : r, end[1]];
       else return;
       event.preventDefault();
       const next = rows[r]?.cells[Math.max(first, c)];
