@@ -156,8 +156,7 @@ def write_notebook(path, names=LAYOUTS):
 def build(tree, *options):
     code = "from jupyter_book.cli.main import main; main()"
     strict = ("-W", "-n", "--keep-going")
-    status, said = tree.run(sys.executable, "-c", code, "build", ".", *strict, *options)
-    assert status == 0, said
+    return tree.run(sys.executable, "-c", code, "build", ".", *strict, *options)
 
 
 def layouts_on(html):
@@ -178,7 +177,8 @@ def book(tmp_path_factory):
     (tree.root / "_toc.yml").write_text(TOC)
     (tree.root / "book" / "index.md").write_text("# Book\n\n```{bibliography}\n```\n")
     write_notebook(tree.root / "notebooks" / "layouts.ipynb")
-    build(tree)
+    status, said = build(tree)
+    assert status == 0, said
     return tree
 
 
@@ -303,20 +303,41 @@ def test_only_the_explorer_loads_its_script(html):
         assert len(re.findall(r'<link[^>]*href="[^"]*explorer\.css', text)) == count, name
 
 
-def test_a_changed_notebook_changes_the_explorer(book, tmp_path):
-    root = tmp_path / "again"
-    shutil.copytree(book.root, root)
+@pytest.fixture
+def copy(book, tmp_path):
+    """The book again, to change."""
     tree = object.__new__(Tree)
-    tree.root = root
-    write_notebook(root / "notebooks" / "layouts.ipynb", ["line", "volume"])
-    build(tree)
-    assert [layout["name"] for layout in layouts_on(root / "_build" / "html")] == ["line", "volume"]
-    # Without the explorer's page there is nothing to lead to.
-    (root / "book" / "explorer.md").unlink()
-    (root / "_toc.yml").write_text(TOC.replace("  - file: book/explorer\n", ""))
-    build(tree, "--all")
-    page = (root / "_build" / "html" / "notebooks" / "layouts.html").read_text(encoding="utf-8")
-    assert "nbx-explore" not in page
+    tree.root = tmp_path / "book"
+    shutil.copytree(book.root, tree.root)
+    return tree
+
+
+def test_a_changed_notebook_changes_the_explorer(copy):
+    write_notebook(copy.root / "notebooks" / "layouts.ipynb", ["line", "volume"])
+    status, said = build(copy)
+    assert status == 0, said
+    found = layouts_on(copy.root / "_build" / "html")
+    assert [layout["name"] for layout in found] == ["line", "volume"]
+
+
+def test_no_link_leads_to_a_page_that_is_not_there(copy):
+    (copy.root / "book" / "explorer.md").unlink()
+    (copy.root / "_toc.yml").write_text(TOC.replace("  - file: book/explorer\n", ""))
+    status, said = build(copy, "--all")
+    assert status == 0, said
+    page = copy.root / "_build" / "html" / "notebooks" / "layouts.html"
+    assert "nbx-explore" not in page.read_text(encoding="utf-8")
+
+
+def test_a_mapping_is_refused(copy):
+    path = copy.root / "notebooks" / "layouts.ipynb"
+    notebook = json.loads(path.read_text())
+    layout = notebook["cells"][2]["outputs"][0]["data"][MIME]
+    layout["shape"] = dict(layout["shape"])
+    path.write_text(json.dumps(notebook))
+    status, said = build(copy)
+    assert status != 0
+    assert "cell cell-0: a notebook file sorts the keys of a mapping" in said
 
 
 # --------------------------------------------------------- what it says is true

@@ -1,10 +1,11 @@
 """The layout explorer: layouts from the notebooks, and the page that shows them.
 
-A notebook shows a layout as an output of type ``MIME`` beside its text. While
-the pages are read, the layouts are taken out of the outputs and kept with the
-place where they stood. The directive ``nbx-explorer`` puts all of them on one
-page, in the page itself, so that it also works from a file. A link under each
-output leads there, and the explorer leads back.
+A notebook shows a layout as an output of type ``MIME`` beside its text: a name,
+and the items of its bases and of its shape, as lists of pairs. While the pages
+are read, the layouts are taken out of the outputs and kept with the place where
+they stood. The directive ``nbx-explorer`` puts all of them on one page, in the
+page itself, so that it also works from a file. A link under each output leads
+there, and the explorer leads back.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from pathlib import Path
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
 from sphinx.transforms.post_transforms import SphinxPostTransform
+from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
+
+logger = logging.getLogger(__name__)
 
 MIME = "application/vnd.nbxtensor.layout+json"
 EXPLORER = "book/explorer"
@@ -48,8 +52,17 @@ def take_layouts(app, docname, source):
     for index, cell in enumerate(notebook["cells"]):
         for output in cell.get("outputs", []):
             layout = output.get("data", {}).pop(MIME, None)
-            if layout:
-                taken.setdefault(index, []).append((cell["id"], layout))
+            if layout is None:
+                continue
+            if isinstance(layout["bases"], dict) or isinstance(layout["shape"], dict):
+                # The order of the coordinates is lost, and the picture wrong.
+                logger.warning(
+                    "cell %s: a notebook file sorts the keys of a mapping; "
+                    "a layout's bases and shape must be lists of pairs",
+                    cell["id"],
+                    location=docname,
+                )
+            taken.setdefault(index, []).append((cell["id"], layout))
     if taken:
         app.env.temp_data["nbx_layouts"] = taken
         source[0] = json.dumps(notebook)
@@ -92,7 +105,6 @@ class Layouts(SphinxTransform):
                     "name": name,
                     "heading": heading,
                     "anchor": anchor,
-                    # Pairs or a mapping: a notebook file sorts a mapping's keys.
                     "bases": dict(layout["bases"]),
                     "shape": dict(layout["shape"]),
                 }

@@ -327,7 +327,8 @@
     const head = (r) => `<th scope="row" role="rowheader" ${attributes(rowHead(r))}>${rowHead(r).text}</th>`;
     const heads = range(columns).map((c) => `<th scope="col">${columnHead(c)}</th>`);
     grid.table.innerHTML =
-      `<thead><tr><th scope="col" aria-label="${escape(corner)}"></th>${heads.join("")}</tr></thead>` +
+      `<thead><tr><th scope="col"><span class="visually-hidden">${escape(corner)}</span></th>` +
+      `${heads.join("")}</tr></thead>` +
       `<tbody>${range(rows).map((r) => `<tr>${head(r)}${line(r).join("")}</tr>`).join("")}</tbody>`;
     grid.columns = columns;
     grid.head = 8 + 8 * String(rowHead(rows - 1).text).length;
@@ -349,12 +350,19 @@
     table.classList.toggle("words", size >= need);
   }
 
-  /* Share the width by the number of columns, within bounds. */
+  /* Three panels side by side if they fit; else the map under the tile, and
+   * the width shared by the number of columns, within bounds. */
   function share() {
+    const wish = ({ columns, head, need }) => Math.max(200, head + 16 + columns * Math.max(36, need));
+    const middle = $(".map table").offsetWidth + 16;
+    const panels = $(".panels");
+    const abreast = wish(tile) + middle + wish(hardware) + 48 <= panels.clientWidth;
     const part = (tile.columns + 4) / (tile.columns + hardware.columns + 8);
     const left = Math.min(0.64, Math.max(0.48, part));
-    $(".panels").style.setProperty("--left", `${left}fr`);
-    $(".panels").style.setProperty("--right", `${1 - left}fr`);
+    panels.classList.toggle("abreast", abreast);
+    panels.style.setProperty("--left", abreast ? `${wish(tile)}px` : `${left}fr`);
+    panels.style.setProperty("--middle", `${middle}px`);
+    panels.style.setProperty("--right", `${1 - left}fr`);
     [tile, hardware].forEach(fit);
   }
 
@@ -376,11 +384,13 @@
         return { i, name: `element ${coordinates(i)}`, text, kind, owner };
       });
     const { whole, row, column, others } = place;
-    $(".tile .legend").textContent = [
-      down === across ? `${1 << bits} elements to a row.` : `Down: ${names(down)}. Across: ${names(across)}.`,
-      whole ? `Number: ${whole.name}.` : `Colour and number: ${row.name}.`,
-      !whole && column.bits ? `After the dot: ${column.name}.` : "",
-      kinds.has("away") ? `Pale: held by another ${names(others)}.` : "",
+    const dot = whole || !column.bits ? "" : `<i>·${escape(column.name)}</i>`;
+    const key = escape((whole ?? row).name);
+    $(".tile .legend").innerHTML = [
+      down === across ? `${1 << bits} elements to a row.` : `Down: ${escape(names(down))}.`,
+      down === across ? "" : `Across: ${escape(names(across))}.`,
+      `Colour: ${key}. <span>Text: ${key}${dot}.</span>`,
+      kinds.has("away") ? `Pale: held by another ${escape(names(others))}.` : "",
       kinds.has("none") ? "Hatched: no owner." : "",
     ].join(" ");
   }
@@ -402,11 +412,11 @@
         const text = parts(map.outputs, map.table[i]).join();
         return { i, name: position(i), text, kind: owner === i ? "" : "replica", owner };
       });
-    $(".hardware .legend").textContent = [
-      whole ? `Down and across: ${whole.name}.` : `Down: ${row.name}. Across: ${column.name ?? ""}.`,
-      "Text and colour: the element held.",
-      map.kernel.length ? "Marked corner: a replica." : "",
-    ].join(" ");
+    const across = column.bits && !whole ? ` Across: ${escape(column.name)}.` : "";
+    $(".hardware .legend").innerHTML =
+      `${whole ? "Row by row" : "Down"}: ${escape((whole ?? row).name)}.${across}` +
+      ` Colours: as in the tile. <span class="words">Text: the element held.</span>` +
+      (map.kernel.length ? " Marked corner: a replica." : "");
   }
 
   /* The matrix, a column for each input bit, under its toggle and its basis. */
@@ -468,7 +478,8 @@
       button.setAttribute("aria-pressed", free(j) ? "mixed" : set(j) ? "true" : "false");
     }
     for (const td of $$(".map td[data-c]")) td.classList.toggle("on", Boolean(set(td.dataset.c)));
-    const bits = map.outputs.flatMap((output) => range(output.bits).map((bit) => (element >> (output.shift + bit)) & 1));
+    const bits = map.outputs.flatMap((output) =>
+      range(output.bits).map((bit) => (element >> (output.shift + bit)) & 1));
     const sums = [...parts(map.outputs, element), ...bits];
     $$(".map tbody .sum").forEach((td, k) => {
       td.textContent = owned ? sums[k] : "–";
@@ -521,9 +532,10 @@
 
   // ------------------------------------------------------- choosing a layout
 
-  /* Show a checked layout, at the position or element that was shown before. */
+  /* Show a checked layout, at a given view or at the position shown before. */
   function show(layout, view = () => undefined) {
-    const before = map ? Object.fromEntries(map.inputs.map((input) => [input.name, read(input, pick.n)])) : START;
+    const now = () => Object.fromEntries(map.inputs.map((input) => [input.name, read(input, pick.n)]));
+    const before = map ? now() : START;
     map = tabulate(layout);
     place = arrange(map.inputs);
     const values = map.inputs.map(({ name, bits }) => (before[name] ?? 0) & ((1 << bits) - 1));
@@ -596,7 +608,8 @@
       const whole = state.get(name) && numbers.length === fields.length && numbers.every(fits);
       return whole ? join(fields, numbers) : undefined;
     };
-    const [row, n, element] = [value("row", map.inputs), value("slot", map.inputs), value("element", map.outputs)];
+    const [row, n] = ["row", "slot"].map((name) => value(name, map.inputs));
+    const element = value("element", map.outputs);
     if (row !== undefined) return rowView(row);
     if (element !== undefined) return elementView(element, n ?? 0);
     return n === undefined ? undefined : slotView(n);
@@ -649,8 +662,8 @@
       choose(viewOf(next));
       grid.stop.focus();
     });
-    new ResizeObserver(() => fit(grid)).observe(grid.table.parentElement);
   }
+  new ResizeObserver(share).observe($(".panels"));
 
   $(".map").addEventListener("click", (event) => {
     const button = event.target.closest("button");
