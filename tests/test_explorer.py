@@ -62,7 +62,7 @@ LAYOUTS = {
         {"row": 64, "col": 64},
     ),
 }
-every_layout = pytest.mark.parametrize("name", LAYOUTS)
+every_layout = pytest.mark.parametrize("name", list(LAYOUTS))
 # Names are escaped wherever they are written.
 LAYOUTS["</script> & <i>"] = LAYOUTS["with holes"]
 

@@ -386,10 +386,11 @@
     const { whole, row, column, others } = place;
     const dot = whole || !column.bits ? "" : `<i>·${escape(column.name)}</i>`;
     const key = escape((whole ?? row).name);
+    const again = whole && row.bits ? ` modulo ${1 << column.bits}` : "";
     $(".tile .legend").innerHTML = [
       down === across ? `${1 << bits} elements to a row.` : `Down: ${escape(names(down))}.`,
       down === across ? "" : `Across: ${escape(names(across))}.`,
-      `Colour: ${key}. <span>Text: ${key}${dot}.</span>`,
+      `Colour: ${key}${again}. <span>Text: ${key}${dot}.</span>`,
       kinds.has("away") ? `Pale: held by another ${escape(names(others))}.` : "",
       kinds.has("none") ? "Hatched: no owner." : "",
     ].join(" ");
@@ -562,7 +563,8 @@
       show({ bases, shape }, view);
     } catch (problem) {
       if (!problem.field) throw problem;
-      complain(problem);
+      const { field, message } = problem;
+      complain({ field, message: `${message} Until then the layout below stays.` });
       $("details").open = true;
       if (!map) show(EXAMPLE, view);
     }
