@@ -6,7 +6,8 @@ Derived, explained and tested in notebooks/foundations/layout.ipynb."""
 
 # %% auto #0
 __all__ = ['rank', 'kernel', 'solve', 'LinearLayout', 'identity', 'zeros', 'from_triton', 'fit', 'blocked', 'nvidia_mma',
-           'dot_operand', 'fma_operand', 'swizzled_shared', 'nvmma_shared', 'padded_shared', 'pad']
+           'dot_operand', 'fma_operand', 'swizzled_shared', 'nvmma_shared', 'padded_shared', 'pad', 'conversion',
+           'crosses', 'bank', 'wavefronts', 'access', 'vector_width', 'excess', 'conflict_free']
 
 # %% ../notebooks/foundations/layout.ipynb #layout-02
 import itertools
@@ -315,10 +316,11 @@ class LinearLayout:
             raise ValueError(
                 f"index: '{name}' is not one of {', '.join(self.bases)}"
             )
-        if ((value < 0) | (value >= self.sizes[name])).any():
+        in_range = (value >= 0) & (value < self.sizes[name])
+        if value.dtype.kind not in "iu" or not in_range.all():
             raise ValueError(
-                f"index: {name} must be from 0 to {self.sizes[name] - 1}, "
-                f"not {value}"
+                f"index: {name} must be integers from 0 to "
+                f"{self.sizes[name] - 1}, not {value}"
             )
         return value
 
@@ -334,8 +336,10 @@ class LinearLayout:
         inputs = inputs or self.inputs
         sizes = [self.sizes.get(name, 1) for name in inputs]
         grid = np.indices(sizes, sparse=True)
-        found = self.apply(**dict(zip(inputs, grid)))
-        return np.stack([np.broadcast_to(f, sizes) for f in found], -1)
+        places = np.zeros((*sizes, len(self.shape)), dtype=np.int64)
+        for k, found in enumerate(self.apply(**dict(zip(inputs, grid)))):
+            places[..., k] = found
+        return places
 
     @property
     def rank(self):
@@ -494,7 +498,7 @@ class LinearLayout:
 
 _MIME = "application/vnd.nbxtensor.layout+json"
 
-# %% ../notebooks/foundations/layout.ipynb #layout-32
+# %% ../notebooks/foundations/layout.ipynb #layout-34
 def identity(name, shape):
     """A layout with one input, whose bits are those of its outputs.
 
@@ -521,7 +525,7 @@ def zeros(name, size):
     """
     return LinearLayout({name: [()] * _bits(size)}, {})
 
-# %% ../notebooks/foundations/layout.ipynb #layout-39
+# %% ../notebooks/foundations/layout.ipynb #layout-42
 def _fault(gl, layout, shape):
     """Why the compiler would not survive being asked, or None."""
     if isinstance(layout, (gl.AutoLayout, gl.CoalescedLayout)):
@@ -547,10 +551,11 @@ def _fault(gl, layout, shape):
         case gl.NVMMADistributedLayout():
             return "version must be 2 or 3"
         case gl.DistributedLinearLayout(shape=own):
-            if not _read(layout, own).is_surjective:
-                return "some elements have no owner"
-        case gl.SharedLinearLayout(shape=own) if own != shape:
-            return f"it is for the shape {own}"
+            ones = _read(layout, own).matrix.sum(0)
+            if sorted(ones[ones > 0]) != [1] * sum(map(_bits, own)):
+                return f"it is for {own}, and no permutation"
+        case gl.SharedLinearLayout():
+            return f"it is for {layout.shape}"
         case gl.NVMMASharedLayout(swizzle_byte_width=width) if width:
             row = shape[0 if layout.transposed else -1]
             held = row * layout.element_bitwidth // 8
@@ -563,7 +568,7 @@ def _n_fault(n):
     if not _is_power_of_two(n) or n < 8:
         return "n of instr_shape must be a power of two from 8"
 
-# %% ../notebooks/foundations/layout.ipynb #layout-40
+# %% ../notebooks/foundations/layout.ipynb #layout-43
 _INPUTS = {
     "reg_bases": "register",
     "lane_bases": "lane",
@@ -595,7 +600,7 @@ def _builder():
         dialects.load_dialects(context)
     return gluon_ir.GluonOpBuilder(context), context
 
-# %% ../notebooks/foundations/layout.ipynb #layout-41
+# %% ../notebooks/foundations/layout.ipynb #layout-44
 def from_triton(layout, shape):
     """What the compiler makes of one of Gluon's layouts.
 
@@ -609,8 +614,9 @@ def from_triton(layout, shape):
         tensor memory.
 
     Raises:
-        ValueError: the layout is not linear, or not one for this shape.
-        NotImplementedError: this Triton cannot tell.
+        TypeError: the layout is not one of Gluon's.
+        ValueError: it is not linear, or not one for this shape.
+        NotImplementedError: Triton 3.6 cannot tell those of memory.
 
     Page: foundations/layout
     """
@@ -619,10 +625,15 @@ def from_triton(layout, shape):
 
     shape = list(_checked_shape(shape).values())
     version = tuple(map(int, triton.__version__.split(".")[:2]))
-    if isinstance(layout, gl.SharedLayout) and version < (3, 7):
+    if not hasattr(layout, "_to_ir"):
+        raise TypeError(f"layout: {layout!r} is not one of Gluon's")
+    if version < (3, 7) and not isinstance(layout, gl.DistributedLayout):
         raise NotImplementedError(
-            "layout: Triton tells those of shared memory from 3.7 on"
+            "layout: Triton tells those of memory from 3.7 on"
         )
+    bases = (gl.DistributedLinearLayout, gl.SharedLinearLayout)
+    if isinstance(layout, bases) and layout.shape == shape:
+        return _read(layout, shape)
     fault = _fault(gl, layout, shape)
     if fault:
         raise ValueError(f"layout: not linear for {shape}: {fault}")
@@ -633,7 +644,7 @@ def from_triton(layout, shape):
         raise ValueError(f"layout: {error}") from error
     return _read(found, shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-44
+# %% ../notebooks/foundations/layout.ipynb #layout-47
 def fit(tile, shape):
     """A tile's layout for a tensor of any shape.
 
@@ -675,7 +686,7 @@ def _fill(name, box, order, repeat=None):
             layout *= identity(name, {f"dim{d}": box[d]})
     return layout
 
-# %% ../notebooks/foundations/layout.ipynb #layout-45
+# %% ../notebooks/foundations/layout.ipynb #layout-48
 def _tile(*factors, order):
     """The product of factors on dimensions in this order, no clusters."""
     tile = LinearLayout({}, {f"dim{d}": 1 for d in order})
@@ -713,7 +724,7 @@ def blocked(
     factors = [_fill(name, box, order) for name, box in parts]
     return fit(_tile(*factors, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-50
+# %% ../notebooks/foundations/layout.ipynb #layout-53
 def _fragment(inner, outer, width, shape):
     """The part of a tensor core operand that one instruction takes.
 
@@ -728,7 +739,7 @@ def _fragment(inner, outer, width, shape):
         * identity("register", rest)
     )
 
-# %% ../notebooks/foundations/layout.ipynb #layout-53
+# %% ../notebooks/foundations/layout.ipynb #layout-57
 def _warp_order(version, rank):
     """Dimensions over which warps are counted, the fastest first."""
     if version not in (2, 3):
@@ -760,12 +771,17 @@ def nvidia_mma(shape, version, warps_per_cta, instr_shape):
     *batch, m, n = range(len(shape))
     order = (n, m, *batch[::-1])
     _check_boxes(shape, order, warps_per_cta=warps_per_cta)
-    size = instr_shape[-2:] if version == 2 else instr_shape[:2]
-    fragment = _fragment(n, m, 2, {m: size[0], n: size[1]})
     warps = _fill("warp", warps_per_cta, _warp_order(version, len(shape)))
+    rows, columns = instr_shape[-2:] if version == 2 else instr_shape[:2]
+    if rows != 16 or not _is_power_of_two(columns) or columns < 8:
+        raise ValueError(
+            f"instr_shape: {instr_shape} must have m = 16 and as n a power "
+            "of two from 8"
+        )
+    fragment = _fragment(n, m, 2, {m: rows, n: columns})
     return fit(_tile(fragment, warps, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-54
+# %% ../notebooks/foundations/layout.ipynb #layout-58
 def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
     """An operand of mma, or the first operand of wgmma, in registers.
 
@@ -793,6 +809,8 @@ def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
         raise ValueError(
             f"operand_index: {operand_index!r} must be 0, or 1 in version 2"
         )
+    if not _is_power_of_two(k_width):
+        raise ValueError(f"k_width: {k_width!r} must be a power of two")
     *batch, row, column = range(len(shape))
     k, free = (column, row) if operand_index == 0 else (row, column)
     order = (k, free, *batch[::-1])
@@ -803,7 +821,7 @@ def dot_operand(shape, operand_index, k_width, warps_per_cta, version=2):
     warps = _fill("warp", warps_per_cta, ranks, repeat=k)
     return fit(_tile(fragment, warps, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-56
+# %% ../notebooks/foundations/layout.ipynb #layout-60
 def fma_operand(
     shape,
     operand_index,
@@ -846,7 +864,7 @@ def fma_operand(
     ]
     return fit(_tile(*factors, order=order), shape)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-59
+# %% ../notebooks/foundations/layout.ipynb #layout-63
 def swizzled_shared(shape, vec, per_phase, max_phase, order):
     """Triton's swizzled layout of shared memory.
 
@@ -893,7 +911,7 @@ def swizzled_shared(shape, vec, per_phase, max_phase, order):
     tile = identity("offset", fastest_first).compose(swizzle)
     return tile.transpose(*shape) * zeros("block", 1)
 
-# %% ../notebooks/foundations/layout.ipynb #layout-62
+# %% ../notebooks/foundations/layout.ipynb #layout-66
 def nvmma_shared(
     shape, swizzle_byte_width, element_bitwidth, transposed=False
 ):
@@ -939,7 +957,7 @@ def nvmma_shared(
     tile *= identity("offset", dict(zip(names, repeat)))
     return tile.transpose("dim0", "dim1")
 
-# %% ../notebooks/foundations/layout.ipynb #layout-64
+# %% ../notebooks/foundations/layout.ipynb #layout-68
 def padded_shared(shape, order):
     """The linear part of Triton's padded layout: the place before pad.
 
@@ -971,3 +989,186 @@ def pad(offset, interval_padding_pairs):
         offset // interval * padding
         for interval, padding in interval_padding_pairs
     )
+
+# %% ../notebooks/foundations/layout.ipynb #layout-73
+def conversion(source, target):
+    """Where each index of target finds its element in source.
+
+    Of several places it takes one that is near: in the same thread, else
+    in the same warp, else in the same block.
+
+    Args:
+        source: a LinearLayout.
+        target: a LinearLayout with the same inputs and outputs.
+
+    Returns:
+        A LinearLayout from target's index to source's index.
+
+    Raises:
+        ValueError: inputs or outputs differ, or source lacks an element.
+
+    Page: foundations/layout
+    """
+    if source.inputs != target.inputs or source.shape != target.shape:
+        raise ValueError(
+            f"target: from {_sizes(target.sizes)} to {_sizes(target.shape)}"
+            f" must have the inputs and outputs of source, "
+            f"{_sizes(source.sizes)} to {_sizes(source.shape)}"
+        )
+    bits = target.matrix.shape[1]
+    for near in range(1, len(source.inputs) + 1):
+        outer = source.inputs[near:]
+        if any(source.sizes[name] != target.sizes[name] for name in outer):
+            continue
+        inner = source.restrict(inputs=dict.fromkeys(outer, 1)).matrix
+        rest = source.matrix[:, inner.shape[1] :]
+        stay = np.eye(bits, dtype=np.uint8)[bits - rest.shape[1] :]
+        right = target.matrix ^ (rest @ stay & 1)
+        if rank(np.hstack([inner, right])) == rank(inner):
+            matrix = np.vstack([solve(inner, right), stay])
+            sizes = target.sizes, source.sizes
+            return LinearLayout.from_matrix(matrix, *sizes)
+    raise ValueError("source: some elements of target are not in it")
+
+
+def crosses(conversion):
+    """The outermost input that a conversion changes.
+
+    Args:
+        conversion: a LinearLayout from inputs to inputs of those names.
+
+    Returns:
+        "register", "lane", "warp" or "block"; None if nothing changes.
+
+    Page: foundations/layout
+    """
+    everything = conversion.table()
+    own = np.indices(everything.shape[:-1])
+    for axis in reversed(range(len(own))):
+        if (everything[..., axis] != own[axis]).any():
+            return conversion.inputs[axis]
+    return None
+
+# %% ../notebooks/foundations/layout.ipynb #layout-80
+def bank(address):
+    """The bank of shared memory that a byte is in.
+
+    Args:
+        address: integer or integer array, in bytes.
+
+    Page: foundations/layout
+    """
+    return np.asarray(address) // 4 % 32
+
+
+def wavefronts(addresses, size, active=None):
+    """Wavefronts that requests to shared memory take, by counting words.
+
+    Args:
+        addresses: integer array [..., 32], the bytes at which the lanes
+            of a warp read or write, multiples of size.
+        size: bytes a lane: 1, 2, 4, 8 or 16.
+        active: bool array of that shape, lanes that take part; by
+            default all.
+
+    Returns:
+        Two integer arrays [...]: the wavefronts, and the phases in which
+        a lane takes part, which is the least possible number.
+
+    Raises:
+        ValueError: addresses or size are not as described.
+
+    Page: foundations/layout
+    """
+    addresses = np.asarray(addresses)
+    if size not in (1, 2, 4, 8, 16):
+        raise ValueError(f"size: {size!r} must be 1, 2, 4, 8 or 16")
+    if addresses.shape[-1:] != (32,) or (addresses % size).any():
+        raise ValueError(
+            f"addresses: must be [..., 32], multiples of {size}, not of "
+            f"shape {addresses.shape}"
+        )
+    words = max(size // 4, 1)  # and as many phases
+    word = addresses[..., None] // 4 + np.arange(words)
+    if active is not None:
+        word = np.where(np.asarray(active)[..., None], word, -1)
+    word = np.sort(word.reshape(-1, 32))  # a row is a phase
+    new = (word >= 0) & (np.diff(word, prepend=-1) != 0)
+    row, column = np.nonzero(new)
+    load = np.zeros((len(word), 32), dtype=np.int64)
+    np.add.at(load, (row, word[row, column] % 32), 1)
+    most = load.max(1).reshape(*addresses.shape[:-1], words)
+    return most.sum(-1), (most > 0).sum(-1)
+
+# %% ../notebooks/foundations/layout.ipynb #layout-83
+def access(registers, shared):
+    """The offset at which each index finds its element.
+
+    Args:
+        registers: a LinearLayout of a tensor.
+        shared: a LinearLayout of the same tensor in shared memory.
+
+    Returns:
+        The LinearLayout from register, lane, warp and block to offset, in
+        elements, and block.
+
+    Page: foundations/layout
+    """
+    return registers.compose(shared.pseudoinvert())
+
+
+def vector_width(offsets, itemsize):
+    """How many elements one instruction moves: up to 16 bytes.
+
+    They are neighbours in registers and in memory: the low bits of the
+    register are those of the offset, and nothing else touches these.
+
+    Args:
+        offsets: a LinearLayout, as access returns it.
+        itemsize: bytes an element.
+
+    Page: foundations/layout
+    """
+    matrix = offsets.matrix
+    most = min(_bits(16 // itemsize), len(offsets.bases["register"]))
+    own = np.eye(*matrix.shape, dtype=np.uint8)
+    width = 0
+    while (
+        width < min(most, len(matrix))
+        and (matrix[width] == own[width]).all()
+        and (matrix[:, width] == own[:, width]).all()
+    ):
+        width += 1
+    return 1 << width
+
+# %% ../notebooks/foundations/layout.ipynb #layout-85
+def excess(offsets, itemsize, vector=None):
+    """Wavefronts that a phase of a request takes beyond the first.
+
+    Args:
+        offsets: a LinearLayout with an input lane and an output offset,
+            as access returns it.
+        itemsize: bytes an element.
+        vector: elements that a lane moves at once, by default as many as
+            vector_width says.
+
+    Page: foundations/layout
+    """
+    if vector is None:
+        vector = vector_width(offsets, itemsize)
+    unit = max(vector * itemsize, 4)
+    low, lanes = _bits(unit // itemsize), _bits(128 // unit)
+    others = dict.fromkeys(set(offsets.inputs) - {"lane"}, 1)
+    bits = _bits(offsets.shape["offset"])
+    matrix = offsets.restrict(inputs=others).matrix
+    addresses = matrix[low:bits, :lanes]
+    slots = addresses[:lanes]
+    return 2 ** (rank(addresses) - rank(slots)) - 1
+
+
+def conflict_free(offsets, itemsize, vector=None):
+    """Whether no request of an access has a bank conflict; see excess.
+
+    Page: foundations/layout
+    """
+    return excess(offsets, itemsize, vector) == 0

@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
+import nbformat.v4 as v4
 import pytest
 
 from conftest import ROOT, Tree
@@ -168,7 +170,20 @@ def small_book(root):
     title = '{"cell_type": "markdown", "id": "title", "metadata": {}, "source": "# double"}'
     notebook = root / "notebooks" / "ops" / "double.ipynb"
     notebook.write_text(notebook.read_text().replace('"cells": [', f'"cells": [{title},', 1))
+    add_figures(notebook, ("A square.", None), ("<Figure>", "A circle."))
     return tree
+
+
+def add_figures(path, *figures):
+    """Append cells that show an image: its text form, and the cell's alt."""
+    notebook = nbformat.read(path, as_version=4)
+    for text, alt in figures:
+        svg = f'<svg xmlns="http://www.w3.org/2000/svg"><title>{len(text)}</title></svg>'
+        data = {"image/svg+xml": svg, "text/plain": text}
+        output = v4.new_output("display_data", data)
+        metadata = {"mystnb": {"image": {"alt": alt}}} if alt else {}
+        notebook.cells.append(v4.new_code_cell("draw()", metadata=metadata, outputs=[output]))
+    nbformat.write(notebook, path)
 
 
 @pytest.fixture(scope="module")
@@ -315,9 +330,14 @@ def test_images_say_what_they_show(html):
         (file.name, source)
         for file, page in pages(html).items()
         for source, alt in page.images
-        if not alt.strip() or re.search(r"\.(svg|png|jpe?g)$", alt)
+        if not alt.strip() or re.search(r"\.(svg|png|jpe?g)$|^<", alt)
     ]
     assert not silent
+
+
+def test_the_text_form_of_a_figure_describes_it(small):
+    images = Page(small / "notebooks" / "ops" / "double.html").images
+    assert [alt for _, alt in images][-2:] == ["A square.", "A circle."]
 
 
 def test_every_module_is_on_the_api_page():
