@@ -147,9 +147,13 @@ def write_notebook(path, names=LAYOUTS):
     cells = [v4.new_markdown_cell("# Layouts", id="title")]
     for count, name in enumerate(names):
         cells.append(v4.new_markdown_cell(f"## Section {count}", id=f"heading-{count}"))
+        outputs = [v4.new_output("stream", text="printed\n"), output(name)]
         cells.append(
-            v4.new_code_cell("shown", id=f"cell-{count}", execution_count=1, outputs=[output(name)])
+            v4.new_code_cell("shown", id=f"cell-{count}", execution_count=1, outputs=outputs)
         )
+    # Two layouts in a cell, and between them something else.
+    other = v4.new_output("display_data", {"text/plain": "other"})
+    cells[-1]["outputs"] += [other, output("line")]
     path.write_text(v4.writes(v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL})))
 
 
@@ -278,21 +282,30 @@ def explorer(tab, html):
 
 def test_layouts_are_collected_with_their_place(html):
     found = layouts_on(html)
-    assert [layout["name"] for layout in found] == list(LAYOUTS)
+    assert [layout["name"] for layout in found] == [*LAYOUTS, "line"]
     page = (html / "notebooks" / "layouts.html").read_text(encoding="utf-8")
     for count, layout in enumerate(found):
         bases, shape = LAYOUTS[layout["name"]]
         assert list(layout["bases"].items()) == list(bases.items())
         assert list(layout["shape"].items()) == list(shape.items())
-        assert (layout["page"], layout["heading"]) == ("Layouts", f"Section {count}")
-        assert layout["href"] == f"../notebooks/layouts.html#cell-cell-{count}"
-        assert page.count(f'id="cell-cell-{count}"') == 1
-        assert f'href="../book/explorer.html#layout={layout["key"]}"' in page
+        section = min(count, len(LAYOUTS) - 1)
+        assert (layout["page"], layout["heading"]) == ("Layouts", f"Section {section}")
+        anchor = f"cell-cell-{section}" + ("-2" if count > section else "")
+        assert layout["href"] == f"../notebooks/layouts.html#{anchor}"
+        assert page.count(f'id="{anchor}"') == 1
 
 
-def test_the_text_stays_on_the_page(html):
+def test_a_link_stands_under_its_output(html):
     page = (html / "notebooks" / "layouts.html").read_text(encoding="utf-8")
-    assert len(re.findall(r'<div class="output text_plain[^>]*>', page)) == len(LAYOUTS)
+    anchor, link = 'id="(cell-cell[^"]*)"', 'explorer.html#layout=([^"]*)"'
+    output = 'class="output text_plain.*?<pre>(?:<[^>]*>)*([a-z]+)'
+    found = re.findall(f"{anchor}|{output}|{link}", page, re.S)
+    said = [next(filter(None, groups)) for groups in found]
+    last = len(LAYOUTS) - 1
+    expected = []
+    for count in range(last + 1):
+        expected += [f"cell-cell-{count}", "shown", f"layouts/cell-{count}"]
+    assert said == [*expected, "other", f"cell-cell-{last}-2", "shown", f"layouts/cell-{last}/2"]
     assert "vnd.nbxtensor" not in page
 
 
@@ -317,7 +330,7 @@ def test_a_changed_notebook_changes_the_explorer(copy):
     status, said = build(copy)
     assert status == 0, said
     found = layouts_on(copy.root / "_build" / "html")
-    assert [layout["name"] for layout in found] == ["line", "volume"]
+    assert [layout["name"] for layout in found] == ["line", "volume", "line"]
 
 
 def test_no_link_leads_to_a_page_that_is_not_there(copy):
@@ -332,7 +345,7 @@ def test_no_link_leads_to_a_page_that_is_not_there(copy):
 def test_a_mapping_is_refused(copy):
     path = copy.root / "notebooks" / "layouts.ipynb"
     notebook = json.loads(path.read_text())
-    layout = notebook["cells"][2]["outputs"][0]["data"][MIME]
+    layout = notebook["cells"][2]["outputs"][1]["data"][MIME]
     layout["shape"] = dict(layout["shape"])
     path.write_text(json.dumps(notebook))
     status, said = build(copy)
@@ -525,7 +538,7 @@ def test_any_layout_can_be_picked(explorer):
     explorer.open()
     select = explorer.page.get_by_label("Layout", exact=True)
     assert select.locator("optgroup").get_attribute("label") == "Layouts"
-    assert select.locator("option").all_inner_texts() == [*LAYOUTS, "your own"]
+    assert select.locator("option").all_inner_texts() == [*LAYOUTS, "line", "your own"]
     # lane 9 register 1 is where the page starts, and stays while layouts change.
     assert explorer.readout == "lane 9 register 1: element (2, 3)"
     select.select_option(label="four warps")

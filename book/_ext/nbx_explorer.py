@@ -23,6 +23,7 @@ from sphinx.util.nodes import make_refnode
 logger = logging.getLogger(__name__)
 
 MIME = "application/vnd.nbxtensor.layout+json"
+PAIRS = ("bases", "shape")
 EXPLORER = "book/explorer"
 
 
@@ -50,19 +51,19 @@ def take_layouts(app, docname, source):
         return
     notebook, taken = json.loads(source[0]), {}
     for index, cell in enumerate(notebook["cells"]):
-        for output in cell.get("outputs", []):
-            layout = output.get("data", {}).pop(MIME, None)
-            if layout is None:
-                continue
-            if isinstance(layout["bases"], dict) or isinstance(layout["shape"], dict):
-                # The order of the coordinates is lost, and the picture wrong.
-                logger.warning(
-                    "cell %s: a notebook file sorts the keys of a mapping; "
-                    "a layout's bases and shape must be lists of pairs",
-                    cell["id"],
-                    location=docname,
-                )
-            taken.setdefault(index, []).append((cell["id"], layout))
+        bundles = [output["data"] for output in cell.get("outputs", []) if "data" in output]
+        layouts = [data.pop(MIME, None) for data in bundles]
+        if not any(layouts):
+            continue
+        taken[index] = cell["id"], layouts
+        if any(isinstance(layout[key], dict) for layout in layouts if layout for key in PAIRS):
+            # The order of the coordinates is lost, and the picture wrong.
+            logger.warning(
+                "cell %s: a notebook file sorts the keys of a mapping; "
+                "a layout's bases and shape must be lists of pairs",
+                cell["id"],
+                location=docname,
+            )
     if taken:
         app.env.temp_data["nbx_layouts"] = taken
         source[0] = json.dumps(notebook)
@@ -83,34 +84,30 @@ class Layouts(SphinxTransform):
     def apply(self, **kwargs):
         taken = self.env.temp_data.get("nbx_layouts", {})
         for cell in list(self.document.findall(nodes.container)):
-            if cell.get("nb_element") == "cell_code":
-                self.record(cell, taken.get(cell["cell_index"], []))
+            if cell.get("nb_element") == "cell_code" and cell["cell_index"] in taken:
+                self.record(cell, *taken[cell["cell_index"]])
 
-    def record(self, cell, layouts):
-        outputs = [c for c in cell if c.get("nb_element") == "cell_code_output"]
-        if not outputs:
-            return
-        known = known_layouts(self.env).setdefault(self.env.docname, [])
-        for count, (cell_id, layout) in enumerate(layouts, start=1):
-            anchor = f"cell-{cell_id}"
-            if count == 1:
-                cell["ids"].append(anchor)
-            heading = section_title(cell)
-            name = layout.get("name") or heading
-            page = self.env.docname.removeprefix("notebooks/")
-            key = f"{page}/{cell_id}" + (f"/{count}" if count > 1 else "")
-            known.append(
-                {
-                    "key": key,
-                    "name": name,
-                    "heading": heading,
-                    "anchor": anchor,
-                    "bases": dict(layout["bases"]),
-                    "shape": dict(layout["shape"]),
-                }
-            )
+    def record(self, cell, cell_id, layouts):
+        docname, heading = self.env.docname, section_title(cell)
+        known = known_layouts(self.env).setdefault(docname, [])
+        shown = (c for c in cell.findall(nodes.container) if c.get("nb_element") == "mime_bundle")
+        pairs = [(output, layout) for output, layout in zip(list(shown), layouts) if layout]
+        for count, (output, layout) in enumerate(pairs, start=1):
+            part = f"{cell_id}/{count}" if count > 1 else cell_id
+            entry = {
+                "key": f"{docname.removeprefix('notebooks/')}/{part}",
+                "name": layout.get("name") or heading,
+                "heading": heading,
+                "anchor": f"cell-{part}".replace("/", "-"),
+                "bases": dict(layout["bases"]),
+                "shape": dict(layout["shape"]),
+            }
+            known.append(entry)
             what = f"{layout['name']} " if layout.get("name") else ""
-            outputs[-1] += nbx_explore(key=key, what=what, docname=self.env.docname)
+            link = nbx_explore(key=entry["key"], what=what, docname=docname)
+            place = output.parent.index(output)
+            output.parent.insert(place + 1, link)
+            output.parent.insert(place, nodes.target("", "", ids=[entry["anchor"]]))
 
 
 def section_title(node) -> str:
