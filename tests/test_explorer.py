@@ -52,6 +52,10 @@ LAYOUTS = {
         {"register": [[0, 0, 1]], "lane": [[0, 1, 0], [1, 0, 0]], "warp": [[2, 0, 1]]},
         {"z": 4, "y": 2, "x": 2},
     ),
+    "tensor memory": (
+        {"row": [[1, 0], [2, 0], [4, 0]], "column": [[0, 1], [0, 2]]},
+        {"dim0": 8, "dim1": 4},
+    ),
     "line": ({"register": [[1]], "lane": [[2], [4], [8]], "warp": [[16], [32]]}, {"dim0": 64}),
     "four warps": (
         {
@@ -99,7 +103,7 @@ class Layout:
 
     def words(self, position):
         """What the explorer calls a position: other inputs, lane, register."""
-        order = ["warp", "block", "lane", "register", "offset"]
+        order = ["warp", "block", "lane", "register", "offset", "row", "column"]
         return " ".join(f"{n} {position[n]}" for n in order if self.bases.get(n))
 
     def owners(self):
@@ -596,7 +600,7 @@ def test_focus_survives_a_turned_page(explorer):
     assert explorer.readout.startswith("element (8, 3): warp 1")
 
 
-@pytest.mark.parametrize("name", ["fragment", "swizzled"])
+@pytest.mark.parametrize("name", ["fragment", "swizzled", "tensor memory"])
 def test_one_stop_a_grid(explorer, name):
     explorer.open(name)
     for grid in (explorer.tile, explorer.hardware):
@@ -709,11 +713,13 @@ def test_the_largest(explorer):
 )
 def test_the_address_leads_back(explorer, name, role, kind):
     page = explorer.open(name).page
+    start = explorer.remembered("slot=")
     grid = explorer.tile if kind == "element=" else explorer.hardware
     cells = grid.get_by_role(role)
     cells.nth(cells.count() - 2).click()
     page.mouse.move(0, 0)
     before = explorer.state()
+    page.wait_for_function("start => location.href !== start", arg=start)
     url = explorer.remembered(kind)
     page.goto("about:blank")
     page.goto(url)

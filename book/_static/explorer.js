@@ -208,18 +208,21 @@
   }
 
   /* Rows and columns of the hardware grid: lane by register. Where there is
-   * no lane (in shared memory, say) the first input, 32 to a row. */
+   * no lane, two inputs if they make a grid (the row and column of tensor
+   * memory); else one in rows of 32 (the offset in shared memory). */
   function arrange(inputs) {
+    const used = inputs.filter(({ bits }) => bits);
     let row = inputs.find(({ name }) => name === "lane");
     let column = inputs.find(({ name }) => name === "register") ?? { bits: 0, shift: 0 };
     let whole = null;
+    if (!row && used.length > 1 && used[0].bits < 8) [row, column] = used;
     if (!row) {
-      whole = inputs.find(({ bits }) => bits) ?? inputs[0];
+      whole = used[0] ?? inputs[0];
       const low = Math.min(5, whole.bits);
       column = { bits: low, shift: whole.shift };
       row = { bits: whole.bits - low, shift: whole.shift + low };
     }
-    const others = inputs.filter((input) => input.bits && ![row, column, whole].includes(input));
+    const others = used.filter((input) => ![row, column, whole].includes(input));
     const spoken = [...others, ...(whole ? [whole] : [row, column])].filter(({ bits }) => bits);
     return { row, column, whole, others, spoken };
   }
@@ -535,11 +538,11 @@
 
   /* Show a checked layout, at a given view or at the position shown before. */
   function show(layout, view = () => undefined) {
-    const now = () => Object.fromEntries(map.inputs.map((input) => [input.name, read(input, pick.n)]));
-    const before = map ? now() : START;
+    const before = Object.fromEntries((map?.inputs ?? []).map((input) =>
+      [input.name, read(input, pick.n)]));
     map = tabulate(layout);
     place = arrange(map.inputs);
-    const values = map.inputs.map(({ name, bits }) => (before[name] ?? 0) & ((1 << bits) - 1));
+    const values = map.inputs.map(({ name, bits }) => (before[name] ?? START[name] ?? 0) & ((1 << bits) - 1));
     drawMap();
     drawPages();
     $(".facts").textContent = facts();
