@@ -1786,10 +1786,13 @@ def _report_race(machine, access, trace, cell, thread, verb):
     if who >= _SEVERAL:
         name = "other threads"
     does = {"load": "reads", "store": "writes"}.get(access.kind, "updates")
-    raise Fault("race", i,
-                f"{machine.who(thread)} {does} byte {byte} of shared "
-                "memory", f"{name} {verb} it at {other.lines[0]}, with no barrier in "
-                "between", f"  {other.text}")  # fmt: skip
+    raise Fault(
+        "race",
+        i,
+        f"{machine.who(thread)} {does} byte {byte} of shared memory",
+        f"{name} {verb} it at {other.lines[0]}, with no barrier in between",
+        f"  {other.text}",
+    )
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-110
 _ATOMIC = {
