@@ -248,10 +248,14 @@ def _ask(kernel, target, task, *arguments):
     """What a worker answers.
 
     Raises:
-        CompileError: it refuses, or it aborts.
+        CompileError: it refuses, or it aborts, or it cannot be asked.
     """
     request = io.BytesIO()
-    _Pickler(request).dump((task, arguments))
+    try:
+        _Pickler(request).dump((task, arguments))
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        message = f"cannot be sent to the compiler: {error}"
+        raise CompileError(kernel, target, None, message) from error
     worker = _idle_worker() or _Worker()
     try:
         reply, said = worker.ask(request.getvalue())
