@@ -59,7 +59,10 @@ TYPES |= {
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-08
 class Register(NamedTuple):
-    """A register: its name, its size, and which of that size it is."""
+    """A register: its name, its size, and which of that size it is.
+
+    Page: foundations/ptx
+    """
 
     name: str
     bits: int
@@ -67,42 +70,60 @@ class Register(NamedTuple):
 
 
 class Special(NamedTuple):
-    """A register that the hardware provides, such as %tid.x."""
+    """A register that the hardware provides, such as %tid.x.
+
+    Page: foundations/ptx
+    """
 
     name: str
 
 
 class Symbol(NamedTuple):
-    """A label, a parameter, or a variable in memory."""
+    """A label, a parameter, or a variable in memory.
+
+    Page: foundations/ptx
+    """
 
     name: str
 
-
+# %% ../notebooks/foundations/ptx.ipynb #ptx-09
 class Number(NamedTuple):
-    """A constant: an int, or the bits of a float."""
+    """A constant: an int, or the bits of a float.
+
+    Page: foundations/ptx
+    """
 
     value: int
 
 
 class Not(NamedTuple):
-    """A negated predicate."""
+    """A negated predicate.
+
+    Page: foundations/ptx
+    """
 
     operand: object
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-09
+# %% ../notebooks/foundations/ptx.ipynb #ptx-10
 class Address(NamedTuple):
-    """[base + offset]."""
+    """[base + offset].
+
+    Page: foundations/ptx
+    """
 
     base: object
     offset: int
 
 
 class Vector(NamedTuple):
-    """{a, b, …}, or the pair of results p|q."""
+    """{a, b, …}, or the pair of results p|q.
+
+    Page: foundations/ptx
+    """
 
     items: tuple
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-10
+# %% ../notebooks/foundations/ptx.ipynb #ptx-11
 FLOAT = re.compile(r"0[fFdD]([0-9a-fA-F]{8}|[0-9a-fA-F]{16})")
 INTEGER = re.compile(r"([+-]?)(0[xX][0-9a-fA-F]+|\d+)U?")
 
@@ -112,7 +133,7 @@ def _split(text):
     parts = re.findall(r"(?:\{[^}]*\}|\[[^\]]*\]|[^,])+", text)
     return [part.strip() for part in parts if part.strip()]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-11
+# %% ../notebooks/foundations/ptx.ipynb #ptx-12
 def _operand(text, registers):
     """Parse one operand."""
     if text[0] == "{":
@@ -143,7 +164,7 @@ def _integer(digits):
     octal = len(digits) > 1 and digits[0] == "0" and digits[1] not in "xX"
     return int(digits, 8 if octal else 0)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-14
+# %% ../notebooks/foundations/ptx.ipynb #ptx-15
 class Line(NamedTuple):
     """A source line.
 
@@ -156,7 +177,7 @@ class Line(NamedTuple):
     def __str__(self):
         return f"{self.file}:{self.number}"
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-15
+# %% ../notebooks/foundations/ptx.ipynb #ptx-16
 @dataclass(frozen=True)
 class Instruction:
     """One instruction.
@@ -186,7 +207,7 @@ class Instruction:
     def type(self):
         return self.types[-1]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-16
+# %% ../notebooks/foundations/ptx.ipynb #ptx-17
 FRAME = re.compile(r"([^\s/@\[\]]+):(\d+):\d+")
 LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)[^\n/]*(?://(.*))?")
 
@@ -214,7 +235,7 @@ def _instruction(text, registers, lines):
         text,
     )
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-19
+# %% ../notebooks/foundations/ptx.ipynb #ptx-20
 STATEMENT = re.compile(
     r"\s*(?://[^\n]*|(?P<loc>\.loc[^\n]*)|(?P<scope>[{}])"
     r"|(?P<label>[\w$.]+)\s*:(?!:)|(?P<text>[^;{}]*(?:\{[^}]*\}[^;{}]*)*);)"
@@ -233,7 +254,7 @@ def _declare(text, registers, rows):
             registers[full] = Register(full, bits, rows[bits])
             rows[bits] += 1
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-20
+# %% ../notebooks/foundations/ptx.ipynb #ptx-21
 def _body(text, start):
     """The instructions of a kernel, its labels, and its register rows."""
     code, labels, rows = [], {}, Counter()
@@ -264,13 +285,13 @@ def _own_line(text, end):
     """Where a statement of a text without .loc stands in it."""
     return (Line("ptx", text.count("\n", 0, end) + 1),)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-21
+# %% ../notebooks/foundations/ptx.ipynb #ptx-22
 ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*(?:\(([^)]*)\))?([^{]*)", re.S)
 SHARED = re.compile(
     r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\[(\d*)\]"
 )
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-22
+# %% ../notebooks/foundations/ptx.ipynb #ptx-23
 class Program:
     """A kernel in PTX, parsed.
 
@@ -315,7 +336,7 @@ class Program:
             self.code.append(_instruction("ret", {}, end))
         self.variables, self.shared = _variables(text)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-23
+# %% ../notebooks/foundations/ptx.ipynb #ptx-24
 def _parameter(text):
     """A kernel's parameter: its name and its type."""
     kind = next(t for t in re.findall(r"\.(\w+)", text) if t in TYPES)
@@ -333,7 +354,7 @@ def _variables(text):
         end += TYPES[kind].bits // 8 * int(count or 0)
     return found, end
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-26
+# %% ../notebooks/foundations/ptx.ipynb #ptx-27
 def _unpack(bits, type):
     """An array of registers, seen as a type: [threads(, count)]."""
     if type.kind == "pred":
@@ -363,7 +384,7 @@ def _pack(value, type, width):
         bits = bits.astype(f"{kind}{width // 8}")
     return bits.view(f"u{width // 8}")
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-28
+# %% ../notebooks/foundations/ptx.ipynb #ptx-29
 def _round_to_bf16(value):
     """Bits of float32 or float64, rounded to nearest even."""
     if value.dtype == np.float64:
@@ -375,7 +396,7 @@ def _round_to_bf16(value):
     bits = np.where(np.isnan(value), 0x7FFF0000, rounded)
     return (bits >> 16).astype(np.uint16)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-30
+# %% ../notebooks/foundations/ptx.ipynb #ptx-31
 def _two_sum(a, b):
     """a + b rounded, and what the rounding lost."""
     total = a + b
@@ -401,7 +422,7 @@ def _fma(a, b, c, dtype):
     a, b, c = (np.asarray(x).astype(np.float64) for x in (a, b, c))
     return _to_odd(*_two_sum(a * b, c)).astype(dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-33
+# %% ../notebooks/foundations/ptx.ipynb #ptx-34
 def _halves(x):
     """Cut the 53 bits of a float64 into two numbers of 26."""
     t = x * 134217729.0  # 2**27 + 1
@@ -427,7 +448,7 @@ def _fma64(a, b, c):
         result.flat[k] = _fma_exact(*(float(x.flat[k]) for x in (a, b, c)))
     return result
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-34
+# %% ../notebooks/foundations/ptx.ipynb #ptx-35
 def _is_moderate(a, b, c):
     """Whether no step of _fma64 leaves the range of normal numbers."""
     ea, eb, ec = (np.frexp(x)[1] for x in (a, b, c))
@@ -449,12 +470,15 @@ def _fma_exact(a, b, c):
     except OverflowError:
         return np.inf if exact > 0 else -np.inf
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-38
+# %% ../notebooks/foundations/ptx.ipynb #ptx-39
 OPERATIONS = {}
 
 
 class Unsupported(Exception):
-    """Something that the machine does not know; it adds the line."""
+    """Something that the machine does not know; it adds the line.
+
+    Page: foundations/ptx
+    """
 
 
 def _operation(opcodes, modifiers=""):
@@ -467,7 +491,7 @@ def _operation(opcodes, modifiers=""):
 
     return enter
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-39
+# %% ../notebooks/foundations/ptx.ipynb #ptx-40
 def _pure(opcodes, modifiers="", reads=None, writes=None):
     """Enter function(instruction, *values) -> value.
 
@@ -491,7 +515,7 @@ def _pure(opcodes, modifiers="", reads=None, writes=None):
 
     return enter
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-41
+# %% ../notebooks/foundations/ptx.ipynb #ptx-42
 def _flush(i, value):
     """Subnormal numbers become zeros of their sign, if .ftz."""
     if "ftz" not in i.modifiers or value.dtype == np.float64:
@@ -524,7 +548,7 @@ def _nan(dtype):
     bits = np.array(2 ** (8 * dtype.itemsize - 1) - 1, f"u{dtype.itemsize}")
     return bits.view(dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-42
+# %% ../notebooks/foundations/ptx.ipynb #ptx-43
 def _is_float(type):
     return type.kind in ("f", "bf")
 
@@ -553,7 +577,7 @@ _FOUR = {
     "div": np.divide,
 }
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-43
+# %% ../notebooks/foundations/ptx.ipynb #ptx-44
 @_pure("fma mad", "rn ftz sat relu lo hi wide",
        reads=lambda i: (i.type, i.type, _product_type(i)),
        writes=lambda i: _product_type(i))  # fmt: skip
@@ -567,7 +591,7 @@ def _multiply_add(i, a, b, c):
     wide = i.type.kind == "bf"
     return _finish(i, _fma(a, b, c, np.float64 if wide else a.dtype))
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-45
+# %% ../notebooks/foundations/ptx.ipynb #ptx-46
 def _product_type(i):
     """The type of a product: twice as wide for .wide."""
     if "wide" in i.modifiers:
@@ -600,7 +624,7 @@ def _high_half(a, b):
         high = high - np.where(a < 0, y, zero) - np.where(b < 0, x, zero)
     return high.view(a.dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-46
+# %% ../notebooks/foundations/ptx.ipynb #ptx-47
 def _divide(a, b):
     """Quotient towards zero and remainder; all bits set and a by zero."""
     safe = np.where(b == 0, b.dtype.type(1), b)
@@ -619,7 +643,7 @@ def _divide(a, b):
 def _remainder(i, a, b):
     return _divide(a, b)[1]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-48
+# %% ../notebooks/foundations/ptx.ipynb #ptx-49
 @_pure("min max", "ftz NaN relu")
 def _extremum(i, a, b):
     least = i.opcode == "min"
@@ -649,7 +673,7 @@ def _copysign(i, a, b):
     """The magnitude of b with the sign of a."""
     return np.copysign(b, a)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-50
+# %% ../notebooks/foundations/ptx.ipynb #ptx-51
 _FUNCTIONS = {
     "ex2": np.exp2,
     "lg2": np.log2,
@@ -672,7 +696,7 @@ def _function(i, a):
         value = value.astype(a.dtype)
     return _finish(i, value)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-52
+# %% ../notebooks/foundations/ptx.ipynb #ptx-53
 @_pure("and or xor")
 def _logic(i, a, b):
     return getattr(np, f"bitwise_{i.opcode}")(a, b)
@@ -701,7 +725,7 @@ def _shift_left(a, amount):
     inside = np.minimum(amount, bits - 1).astype(a.dtype)
     return np.where(amount < bits, a << inside, a.dtype.type(0))
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-53
+# %% ../notebooks/foundations/ptx.ipynb #ptx-54
 def _shift_right(a, amount):
     """The sign moves in from the left, or zeros if there is none."""
     bits = a.dtype.itemsize * 8
@@ -727,7 +751,7 @@ def _funnel(i, low, high, amount):
         return (pair << amount) >> np.uint64(32)
     return pair >> amount & np.uint64(0xFFFFFFFF)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-54
+# %% ../notebooks/foundations/ptx.ipynb #ptx-55
 def _ones(count, dtype):
     """The lowest bits set, as many as count says."""
     return ~_shift_left(np.full(np.shape(count), -1).astype(dtype), count)
@@ -757,7 +781,7 @@ def _insert(i, a, b, start, length):
     field = _shift_left(_ones(length, b.dtype), start)
     return b & ~field | _shift_left(a, start) & field
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-55
+# %% ../notebooks/foundations/ptx.ipynb #ptx-56
 @_pure("prmt", reads=lambda i: (TYPES["b32"],) * 3)
 def _permute(i, a, b, selector):
     """Each byte of the result is one of eight, or its sign."""
@@ -787,14 +811,14 @@ def _count_bits(i, a):
         return bits.sum(-1)
     return np.cumprod(1 - bits[..., ::-1].astype(int), -1).sum(-1)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-56
+# %% ../notebooks/foundations/ptx.ipynb #ptx-57
 @_pure("brev")
 def _reverse(i, a):
     bits = _bit_matrix(a)[..., ::-1]
     places = np.arange(bits.shape[-1]).astype(a.dtype)
     return np.bitwise_or.reduce(bits << places, -1)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-58
+# %% ../notebooks/foundations/ptx.ipynb #ptx-59
 _COMPARE = {
     "eq": np.equal,
     "ne": np.not_equal,
@@ -818,7 +842,7 @@ def _compare(name, a, b, is_float):
     relation = _COMPARE[name[:2]](a, b)
     return relation | lost if name.endswith("u") else relation & ~lost
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-59
+# %% ../notebooks/foundations/ptx.ipynb #ptx-60
 @_operation("setp", " ".join(_RELATIONS) + " and or xor ftz")
 def _set_predicate(machine, i, active):
     relation, *combine = (m for m in i.modifiers if m != "ftz")
@@ -843,7 +867,7 @@ def _set_predicate(machine, i, active):
 def _select(i, a, b, predicate):
     return np.where(predicate, a, b)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-61
+# %% ../notebooks/foundations/ptx.ipynb #ptx-62
 _TO_INTEGER = {
     "rzi": np.trunc,
     "rni": np.rint,
@@ -865,7 +889,7 @@ def _float_to_integer(value, rounded, source, to):
     lost = np.array(lost, np.uint64).astype(to.dtype)
     return np.where(np.isnan(value), lost, result).astype(to.dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-62
+# %% ../notebooks/foundations/ptx.ipynb #ptx-63
 def _narrow(value, to, modifiers):
     """A float in a smaller type, rounded to nearest or towards zero."""
     if to.bits == 32 and to.kind == "b":  # tf32: ties away from zero
@@ -887,7 +911,7 @@ def _narrow(value, to, modifiers):
     bits = result.view(f"u{to.bits // 8}")
     return (bits - beyond.astype(bits.dtype)).view(to.dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-63
+# %% ../notebooks/foundations/ptx.ipynb #ptx-64
 def _convert(value, source, to, i):
     """From one type to another."""
     names = [name for name in i.modifiers if name in _TO_INTEGER]
@@ -914,7 +938,7 @@ def _convert(value, source, to, i):
         value = np.clip(value, low, high)
     return value.astype(to.dtype)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-64
+# %% ../notebooks/foundations/ptx.ipynb #ptx-65
 @_operation("cvt", "rn rz rna rni rzi rmi rpi ftz sat relu")
 def _conversion(machine, i, active):
     to, source = i.types
@@ -925,7 +949,7 @@ def _conversion(machine, i, active):
         result = np.stack(np.broadcast_arrays(*results[::-1]), -1)
     machine.write(i.operands[0], to, result, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-66
+# %% ../notebooks/foundations/ptx.ipynb #ptx-67
 @_operation("mov")
 def _move(machine, i, active):
     to, source = i.operands
@@ -953,14 +977,14 @@ def _address_space(machine, i, active):
     value = machine.read(i.operands[1], i.type)
     machine.write(i.operands[0], i.type, value, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-67
+# %% ../notebooks/foundations/ptx.ipynb #ptx-68
 @_operation("createpolicy", "fractional L2::evict_first L2::evict_last "
             "L2::evict_normal L2::evict_unchanged")  # fmt: skip
 def _cache_policy(machine, i, active):
     """A hint for a cache, and there is none here."""
     machine.write(i.operands[0], i.type, np.uint64(0), active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-69
+# %% ../notebooks/foundations/ptx.ipynb #ptx-70
 class Fault(RuntimeError):
     """Something that a kernel must not do.
 
@@ -981,7 +1005,7 @@ class Fault(RuntimeError):
 _ROOM = 40  # bits of an address within an array's part of the space
 _MIDDLE = 1 << _ROOM - 1
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-70
+# %% ../notebooks/foundations/ptx.ipynb #ptx-71
 class Memory:
     """Global memory: named arrays, each with room around it.
 
@@ -1065,12 +1089,12 @@ class Memory:
         offset = (address & (1 << _ROOM) - 1) - _MIDDLE
         return f"byte {offset} of '{name}' ({self.sizes[which]} bytes)"
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-71
+# %% ../notebooks/foundations/ptx.ipynb #ptx-72
 def _take(table, index):
     """table[index], for a list that may be empty."""
     return np.array([*table, 0], dtype=np.int64)[index]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-74
+# %% ../notebooks/foundations/ptx.ipynb #ptx-75
 class _Shared:
     """The shared memory of several programs, one after another.
 
@@ -1106,7 +1130,7 @@ class _Shared:
             rows = trace.who.reshape(len(programs), -1)
             rows[programs] = _NOBODY
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-76
+# %% ../notebooks/foundations/ptx.ipynb #ptx-77
 class _Access(NamedTuple):
     """What one instruction does to memory.
 
@@ -1127,7 +1151,7 @@ class _Access(NamedTuple):
     unit: int
     cells: np.ndarray
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-77
+# %% ../notebooks/foundations/ptx.ipynb #ptx-78
 def _access(machine, i, kind, space, operand, size, unit, active):
     """Check and count an access of the active threads.
 
@@ -1161,12 +1185,12 @@ def _access(machine, i, kind, space, operand, size, unit, active):
     _count_access(machine, f"{space}_{kind}_", size, everywhere, active)
     return _Access(space, kind, size, threads, unit, cells)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-78
+# %% ../notebooks/foundations/ptx.ipynb #ptx-79
 def _all_ones(unit):
     """How a cell of that many bytes looks in known, if all are."""
     return np.full(unit, 1, np.uint8).view(f"u{unit}")[0]
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-79
+# %% ../notebooks/foundations/ptx.ipynb #ptx-80
 def _get(machine, access):
     """The numbers that an access reads, [threads, size / unit]."""
     memory = machine.space(access.space)
@@ -1194,7 +1218,7 @@ def _put(machine, i, access, values):
         raise Fault("race", i,
                     f"{one} and {two} write different values to one place")
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-80
+# %% ../notebooks/foundations/ptx.ipynb #ptx-81
 _SCOPES = "relaxed acquire release cta cluster gpu sys"
 _CACHE = (
     f"{_SCOPES} ca cg cs cv lu wb wt nc weak volatile v2 v4 v8 "
@@ -1214,7 +1238,7 @@ def _space(i):
 def _items(operand):
     return getattr(operand, "items", (operand,))
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-81
+# %% ../notebooks/foundations/ptx.ipynb #ptx-82
 @_operation("ld", f"global shared shared::cta param {_CACHE}")
 def _load(machine, i, active):
     to, address = i.operands[:2]
@@ -1244,7 +1268,7 @@ def _store(machine, i, active):
     values = machine.gather(access.threads, items, unit)
     _put(machine, i, access, values)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-83
+# %% ../notebooks/foundations/ptx.ipynb #ptx-84
 def _count_different(values, valid):
     """How many different valid values each row has."""
     ordered = np.sort(np.where(valid, values, -1), axis=-1)
@@ -1266,7 +1290,7 @@ def sectors(addresses, active):
     """
     return _count_different(addresses // 32, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-86
+# %% ../notebooks/foundations/ptx.ipynb #ptx-87
 class Counters:
     """What a run asked of the machine, instruction by instruction.
 
@@ -1318,7 +1342,7 @@ class Counters:
                 found[inside[0]][event] += amount
         return {line: dict(found[line]) for line in sorted(found)}
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-87
+# %% ../notebooks/foundations/ptx.ipynb #ptx-88
 def _count_access(machine, name, size, addresses, active):
     """Add an access to the counters whose names begin with name."""
     each = active.reshape(-1, 32)
@@ -1335,7 +1359,7 @@ def _count_access(machine, name, size, addresses, active):
         machine.count(name + "wavefronts", passes.sum())
         machine.count(name + "excess", (passes - least).sum())
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-89
+# %% ../notebooks/foundations/ptx.ipynb #ptx-90
 class Machine:
     """Registers and memory of some programs, and where each thread is.
 
@@ -1347,6 +1371,8 @@ class Machine:
         memory: Memory.
         shared: bytes of shared memory of a program.
         counters: Counters.
+
+    Page: foundations/ptx
     """
 
     def __init__(self, program, origin, grid, programs, arguments, memory,
@@ -1439,7 +1465,7 @@ class Machine:
         place = [self.special[f"%ctaid.{d}"][first].item() for d in "xyz"]
         return f"thread {thread} of program {tuple(place)}"
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-90
+# %% ../notebooks/foundations/ptx.ipynb #ptx-91
 def _row_dtype(bits):
     return "?" if bits == 1 else f"u{bits // 8}"
 
@@ -1469,7 +1495,7 @@ def _special(program, origin, grid, programs):
         registers[f"%ntid.{axis}"] = np.full_like(thread, count)
     return {k: v.astype(np.uint32) for k, v in registers.items()}
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-91
+# %% ../notebooks/foundations/ptx.ipynb #ptx-92
 def _finest_access(program):
     """The least number of bytes that an access to shared memory has."""
     sizes = [
@@ -1479,7 +1505,7 @@ def _finest_access(program):
     ]
     return min([*sizes, 4])
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-93
+# %% ../notebooks/foundations/ptx.ipynb #ptx-94
 def _go(machine, index, threads):
     """Let threads continue at an index in the code."""
     if not threads.any():
@@ -1491,7 +1517,7 @@ def _go(machine, index, threads):
             threads = machine.everyone
     machine.at[index] = threads
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-94
+# %% ../notebooks/foundations/ptx.ipynb #ptx-95
 def _step(machine, watch):
     """Execute one instruction for the threads with the lowest address."""
     machine.index = index = min(machine.at)
@@ -1514,7 +1540,7 @@ def _step(machine, watch):
             f"{i.lines[0]}: {error} is not supported\n    {i.text}"
         ) from None
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-95
+# %% ../notebooks/foundations/ptx.ipynb #ptx-96
 def _perform(machine, i, here, active):
     """Find the function of an instruction, and call it."""
     control = CONTROL.get(i.opcode)
@@ -1547,7 +1573,7 @@ def _branch(machine, i, here, active):
     _go(machine, machine.program.labels[i.operands[0].name], active)
     _go(machine, machine.index + 1, here & ~active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-96
+# %% ../notebooks/foundations/ptx.ipynb #ptx-97
 @_control("ret exit")
 def _halt(machine, i, here, active):
     machine.halted |= active
@@ -1567,7 +1593,7 @@ def _trap(machine, i, here, active):
         raise Fault("trap", i, f"{machine.who(thread)} stops the kernel")
     _go(machine, machine.index + 1, here)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-98
+# %% ../notebooks/foundations/ptx.ipynb #ptx-99
 @_control("bar barrier")
 def _barrier(machine, i, here, active):
     if "warp" in i.modifiers:
@@ -1598,7 +1624,7 @@ def _release(machine, key):
             machine.arrived[key].append((index, threads & ~done))
     machine.shared.forget(full)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-99
+# %% ../notebooks/foundations/ptx.ipynb #ptx-100
 def _check_whole_warps(machine, i, active):
     """An aligned instruction needs all threads of a warp at once."""
     each = active.reshape(-1, 32)
@@ -1611,7 +1637,7 @@ def _check_whole_warps(machine, i, active):
                     f"{machine.who(32 * warp + here)} is here without "
                     f"thread {missing} of its warp")  # fmt: skip
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-101
+# %% ../notebooks/foundations/ptx.ipynb #ptx-102
 def _complete(machine, i, active, members):
     """Which active threads have all members of their warp with them.
 
@@ -1636,7 +1662,7 @@ def _complete(machine, i, active, members):
     whole = (each[:, None] | ~bits).all(2)
     return active & whole.reshape(-1)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-102
+# %% ../notebooks/foundations/ptx.ipynb #ptx-103
 def _rendezvous(machine, i, here, active, mask):
     """Active threads whose warp is complete; the others stay behind."""
     members = machine.read(mask, TYPES["u32"])
@@ -1663,7 +1689,7 @@ _LANES = {
     "idx": lambda own, lane, segment: own & segment | lane & ~segment,
 }
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-103
+# %% ../notebooks/foundations/ptx.ipynb #ptx-104
 @_control("shfl")
 def _shuffle(machine, i, here, active):
     """Each thread reads a register of another lane of its warp."""
@@ -1699,7 +1725,7 @@ def _shuffle(machine, i, here, active):
     by = getattr(i.operands[2], "value", "register")
     machine.counters.shuffles[mode, by] += warps
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-105
+# %% ../notebooks/foundations/ptx.ipynb #ptx-106
 _NOBODY, _MANY = -1, 1 << 40
 
 
@@ -1724,7 +1750,7 @@ def _warp_of(who):
     warp = np.where(who >= _SEVERAL, who - _SEVERAL, who // 32)
     return np.where(who == _MANY, -1, warp)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-106
+# %% ../notebooks/foundations/ptx.ipynb #ptx-107
 def _clash(shared, trace, cells, threads):
     """Where somebody else was, and no barrier has been in between."""
     who = trace.who[cells]
@@ -1748,7 +1774,7 @@ def _note(shared, trace, cells, threads, index):
     trace.epoch[cells] = shared.epochs[threads // 32]
     trace.index[cells] = index
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-107
+# %% ../notebooks/foundations/ptx.ipynb #ptx-108
 def _watch_reads(machine, access):
     """Stop if somebody else has just written what is read."""
     shared = machine.shared
@@ -1777,7 +1803,7 @@ def _judge(machine, access, verb, cells, threads, matters):
         k = int(np.argmax(clash))
         _report_race(machine, access, trace, cells[k], threads[k], verb)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-108
+# %% ../notebooks/foundations/ptx.ipynb #ptx-109
 def _report_race(machine, access, trace, cell, thread, verb):
     i = machine.program.code[machine.index]
     other = machine.program.code[trace.index[cell]]
@@ -1786,12 +1812,15 @@ def _report_race(machine, access, trace, cell, thread, verb):
     if who >= _SEVERAL:
         name = "other threads"
     does = {"load": "reads", "store": "writes"}.get(access.kind, "updates")
-    raise Fault("race", i,
-                f"{machine.who(thread)} {does} byte {byte} of shared "
-                "memory", f"{name} {verb} it at {other.lines[0]}, with no barrier in "
-                "between", f"  {other.text}")  # fmt: skip
+    raise Fault(
+        "race",
+        i,
+        f"{machine.who(thread)} {does} byte {byte} of shared memory",
+        f"{name} {verb} it at {other.lines[0]}, with no barrier in between",
+        f"  {other.text}",
+    )
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-110
+# %% ../notebooks/foundations/ptx.ipynb #ptx-111
 _ATOMIC = {
     "add": lambda old, a: old + a,
     "min": min,
@@ -1805,7 +1834,7 @@ _ATOMIC = {
     "dec": lambda old, a: a if old == 0 or old > a else int(old) - 1,
 }
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-111
+# %% ../notebooks/foundations/ptx.ipynb #ptx-112
 @_operation("atom red", "global shared shared::cta acq_rel noftz "
             f"{_SCOPES} {' '.join(_ATOMIC)}")  # fmt: skip
 def _atomic(machine, i, active):
@@ -1829,7 +1858,7 @@ def _atomic(machine, i, active):
         bits = machine.scatter(access.threads, before)
         machine.write(i.operands[0], Type("b", 8 * size), bits, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-113
+# %% ../notebooks/foundations/ptx.ipynb #ptx-114
 class _Copy(NamedTuple):
     """A copy on its way: its threads, their groups, and what to write."""
 
@@ -1853,7 +1882,7 @@ def _copy(machine, i, active):
     else:
         _start_copy(machine, i, active)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-114
+# %% ../notebooks/foundations/ptx.ipynb #ptx-115
 def _start_copy(machine, i, active):
     """Read the source now; the destination is in flight."""
     to, source, size, *rest = i.operands
@@ -1877,7 +1906,7 @@ def _start_copy(machine, i, active):
              values, machine.index)  # fmt: skip
     )
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-115
+# %% ../notebooks/foundations/ptx.ipynb #ptx-116
 def _deliver(machine, active, pending):
     """Let groups arrive, all but the latest of each thread."""
     left = []
@@ -1905,7 +1934,7 @@ def _arrive(machine, copy):
     _put(machine, i, copy.access, copy.values)
     machine.index = now
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-117
+# %% ../notebooks/foundations/ptx.ipynb #ptx-118
 _FRAGMENTS = {
     ("m16n8k16", 16, "a"): "01 80 08, 02 04 10 20 40",
     ("m16n8k16", 16, "b"): "10 80, 20 40 01 02 04",
@@ -1938,7 +1967,7 @@ def _fragment(key):
             found = found ^ (number >> bit & 1)[..., None] * vector
     return tuple(np.moveaxis(found, -1, 0))
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-118
+# %% ../notebooks/foundations/ptx.ipynb #ptx-119
 def _gather_matrix(machine, operand, type, key, shape):
     """The matrices that the warps hold in a vector of registers."""
     packed = Type(type.kind, type.bits, 32 // type.bits)
@@ -1949,7 +1978,7 @@ def _gather_matrix(machine, operand, type, key, shape):
     matrix[(slice(None), *_fragment(key))] = values
     return matrix
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-119
+# %% ../notebooks/foundations/ptx.ipynb #ptx-120
 @_operation("mma", "sync aligned m8n8k4 m16n8k8 m16n8k16 row col")
 def _mma(machine, i, active):
     _check_whole_warps(machine, i, active)
@@ -1982,12 +2011,12 @@ def _mma(machine, i, active):
         machine.write(register, packed, part, active)
     machine.count("mma", active.sum() // 32)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-120
+# %% ../notebooks/foundations/ptx.ipynb #ptx-121
 def _multiplicand(type):
     """tf32 is float32 whose lowest bits are not looked at."""
     return TYPES["f32"] if type == TYPES["tf32"] else type
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-122
+# %% ../notebooks/foundations/ptx.ipynb #ptx-123
 @_operation("ldmatrix stmatrix",
             "sync aligned m8n8 x1 x2 x4 trans shared shared::cta")
 def _matrix_rows(machine, i, active):
@@ -2017,10 +2046,10 @@ def _matrix_rows(machine, i, active):
     rows = np.ascontiguousarray(rows).reshape(-1, 8)
     _put(machine, i, access, rows)
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-124
+# %% ../notebooks/foundations/ptx.ipynb #ptx-125
 BATCH = 4096  # threads
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-125
+# %% ../notebooks/foundations/ptx.ipynb #ptx-126
 def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             limit=10**7):  # fmt: skip
     """Execute a kernel.
@@ -2072,7 +2101,7 @@ def execute(program, grid, arguments, memory, shared=0, *, watch=None,
             _run(machine, watch, limit)
     return counters
 
-# %% ../notebooks/foundations/ptx.ipynb #ptx-126
+# %% ../notebooks/foundations/ptx.ipynb #ptx-127
 def _run(machine, watch, limit):
     """Step until no thread can go on."""
     for _ in range(limit):

@@ -1,15 +1,12 @@
 """The PTX machine: every family of instructions, its counters, its faults, compiled kernels."""
 
 import itertools
-import json
 import operator
-import os
 import re
-import subprocess
-import sys
 from fractions import Fraction
 
 from nbxtensor import ptx
+from nbxtensor.audit import launched
 from nbxtensor.ptx import Fault, Memory, Program, execute
 
 import mpmath
@@ -18,13 +15,12 @@ import pytest
 import torch
 from helpers import (
     FLOATS,
+    REAL,
     assert_equal,
     assert_result,
     assert_slope,
     normal,
 )
-
-from conftest import ROOT
 
 # -- one instruction at a time ------------------------------------------------
 
@@ -427,12 +423,11 @@ def canonical(name):
     return (1 << width(name) - 1) - 1
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("name", "keep"), [(n, k) for n in FORMATS for k in (False, True) if (n, k) != ("f64", True)]
+)
 @pytest.mark.parametrize("code", ["min", "max"])
 def test_extrema(code, keep, name):
-    if keep and name == "f64":
-        pytest.skip("the ISA has none")
     bits = special(name)
     a, b = np.repeat(bits, len(bits)), np.tile(bits, len(bits))
     suffix = ".NaN" if keep else ""
@@ -588,12 +583,12 @@ def test_corner_cases_of_the_isa(code, x, want):
 ROUNDINGS = {"rzi": np.trunc, "rni": np.rint, "rmi": np.floor, "rpi": np.ceil}
 
 
-@pytest.mark.parametrize("to", ["f16", "bf16", "f32"])
-@pytest.mark.parametrize("source", ["f32", "f64"])
+@pytest.mark.parametrize(
+    ("source", "to"),
+    [("f32", "f16"), ("f32", "bf16"), ("f64", "f16"), ("f64", "bf16"), ("f64", "f32")],
+)
 @pytest.mark.parametrize("rounding", ["rn", "rz"])
 def test_narrowing(source, to, rounding):
-    if source == to:
-        pytest.skip("no conversion")
     a = np.concatenate([float_samples(source, s) for s in range(4)])
     # Ties of the narrower format, and their neighbours.
     ties = float_samples(to, 9).astype(a.dtype)
@@ -955,11 +950,10 @@ def test_shuffles_are_counted_by_mode_and_mask():
 # -- memory and its counters --------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [8, 16, 32, 64])
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("bits", "count"), [(8 * b, c) for b in (1, 2, 4, 8) for c in (1, 2, 4) if b * c <= 16]
+)
 def test_loads_and_stores(bits, count):
-    if bits * count > 128:
-        pytest.skip("more than 16 bytes a thread")
     size, kind = bits * count // 8, max(bits, 16)
     registers = ", ".join(f"%r{k}" for k in range(count))
     vector = f".v{count}" if count > 1 else ""
@@ -1644,11 +1638,26 @@ def test_lines_of_compiled_code():
 
 # -- compiled kernels ---------------------------------------------------------
 
-LAYOUTS = {
-    "sm_80": ("flat", "tiled", "turned", "broadcast", "deep", "mixed"),
-    "sm_70": ("flat",),
-    "sm_90": ("flat",),
+# Operator: how many inputs, and of which dtypes.
+OPERATORS = {
+    "maximum": (2, REAL),
+    "minimum": (2, REAL),
+    "mish": (1, FLOATS),
+    "maximum_backward": (3, FLOATS),
+    "minimum_backward": (3, FLOATS),
+    "mish_backward": (2, FLOATS),
 }
+# Three inputs: a flat launch, tiles in both orders, one that stands still
+# along a dimension, five dimensions.
+LAYOUTS = {
+    "flat": lambda x, y, z: (x, y, z),
+    "tiled": lambda x, y, z: (x[:, 1:98], y[:, :97], z[:, 2:99]),
+    "turned": lambda x, y, z: (x, y.t().contiguous().t(), z),
+    "broadcast": lambda x, y, z: (x, y[:, :1], z[0]),
+    "deep": lambda *all: [x.view(4, 32, 4, 4, 8)[::2, 1:, ::3, 1:, 1:] for x in all],
+}
+# For two dtypes all of them, for the others these.
+COMMON = {"sm_80": ("flat", "turned"), "sm_70": ("flat",), "sm_90": ("flat",)}
 ORACLES = {
     "maximum": torch.maximum,
     "minimum": torch.minimum,
@@ -1656,40 +1665,9 @@ ORACLES = {
 }
 
 
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """What compile_ptx.py printed, by target."""
-    environ = {
-        "TRITON_INTERPRET": "0",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-    }
-    script = ROOT / "tests" / "compile_ptx.py"
-    started = {
-        target: subprocess.Popen(
-            [sys.executable, script, target, *layouts],
-            env={**os.environ, **environ},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for target, layouts in LAYOUTS.items()
-    }
-    printed = {}
-    try:
-        for target, process in started.items():
-            said, complaint = process.communicate(timeout=300)
-            assert process.returncode == 0, complaint[-3000:]
-            printed[target] = [json.loads(line) for line in said.splitlines()]
-    finally:
-        for process in started.values():
-            process.kill()
-    return printed
-
-
 def values(dtype, seed, side=128):
     """A matrix of random numbers and of those that are special."""
-    x = 3 * normal(side, side, dtype=torch.float64, seed=seed)
+    x = 3 * normal(side, side, dtype=torch.float64, seed=seed).cpu()
     if dtype == torch.bool:
         return x > 0
     if not dtype.is_floating_point:
@@ -1706,32 +1684,13 @@ def values(dtype, seed, side=128):
     return x
 
 
-def emulate(report):
-    """Execute a launch on fresh inputs: inputs, outputs and counters."""
-    from compile_ptx import inputs
-
-    name, dtype, layout = report["what"]
-    dtype = getattr(torch, dtype)
-    count = 1 + max(a[1] for a in report["arguments"] if isinstance(a, list) and a[0] == "input")
-    tensors = [inputs(values(dtype, seed), layout, count)[seed] for seed in range(count)]
-    memory, addresses = Memory(), {}
-    for k, tensor in enumerate(tensors):
-        raw = torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage())
-        start = memory.add(f"input {k}", raw.numpy(), writable=False)
-        addresses["input", k] = start + tensor.storage_offset() * tensor.itemsize
-    for k, (shape, stride) in enumerate(report["outputs"]):
-        size = 1 + sum((n - 1) * s for n, s in zip(shape, stride))
-        raw = np.zeros(size * dtype.itemsize, np.uint8)
-        addresses["output", k] = memory.add(f"output {k}", raw, known=False)
-    arguments = [addresses[tuple(a)] if isinstance(a, list) else a for a in report["arguments"]]
-    program = Program(report["ptx"])
-    arguments += [0] * (len(program.parameters) - len(arguments))  # scratch memory, not used
-    counters = execute(program, report["grid"], arguments, memory, report["shared"])
-    outputs = [
-        torch.from_numpy(memory[f"output {k}"]).view(dtype).as_strided(shape, stride)
-        for k, (shape, stride) in enumerate(report["outputs"])
-    ]
-    return tensors, outputs, counters
+def executed(name, dtype, layout, target):
+    """An operator's inputs and results, and the run on the machine."""
+    tensors = LAYOUTS[layout](*(values(dtype, seed) for seed in range(3)))
+    tensors = tensors[: OPERATORS[name][0]]
+    (launch,) = launched(getattr(torch.ops.nbx, name), *tensors)
+    run = launch.emulate(target)
+    return tensors, launch.results, run
 
 
 def extremum_gradients(name, grad, x, y):
@@ -1744,62 +1703,41 @@ def extremum_gradients(name, grad, x, y):
     return half.masked_fill(left, 0), half.masked_fill(right, 0)
 
 
-@pytest.mark.parametrize("target", LAYOUTS)
-def test_compiled_operators(compiled, target):
-    """Every operator and dtype: maxima to the bit, mish within its bound."""
-    assert len(compiled[target]) >= {"sm_80": 80, "sm_70": 30, "sm_90": 30}[target]
-    for report in compiled[target]:
-        name = report["what"][0]
-        tensors, outputs, _ = emulate(report)
-        try:
-            if name in ORACLES:
-                want = ORACLES[name](*tensors)
-                assert_result(name, outputs[0], want, tensors[0])
-            elif name == "mish_backward":
-                assert_slope(outputs[0], tensors[1], tensors[0])
-            else:
-                wants = extremum_gradients(name, *torch.broadcast_tensors(*tensors))
-                for got, want in zip(outputs, wants):
-                    assert_equal(got, want)
-        except AssertionError as error:
-            raise AssertionError(f"{target} {' '.join(report['what'])}: {error}") from error
+def compiled_cases():
+    for target, common in COMMON.items():
+        for name, (_, dtypes) in OPERATORS.items():
+            for dtype in dtypes:
+                all_layouts = target == "sm_80" and dtype in (torch.float32, torch.int64)
+                for layout in LAYOUTS if all_layouts else common:
+                    yield target, name, dtype, layout
 
 
-def test_traffic_of_the_operators(compiled):
-    """A contiguous operator reads and writes each element once, in whole sectors."""
-    reports = [r for r in compiled["sm_80"] if r["what"][2] == "flat"]
-    assert {r["what"][0] for r in reports} >= {*ORACLES, "mish_backward", "maximum_backward"}
-    for report in reports:
-        tensors, outputs, counters = emulate(report)
-        read = sum(t.numel() * t.itemsize for t in tensors)
-        written = sum(t.numel() * t.itemsize for t in outputs)
-        assert counters["global_load_bytes"] == read == 32 * counters["global_load_sectors"]
-        assert counters["global_store_bytes"] == written == 32 * counters["global_store_sectors"]
-        # 16 bytes a thread, so a request moves 16 sectors.
-        assert counters["global_load_sectors"] == 16 * counters["global_load_requests"]
+@pytest.mark.parametrize(("target", "name", "dtype", "layout"), list(compiled_cases()), ids=str)
+def test_compiled_operators(target, name, dtype, layout):
+    """Extrema and their gradients to the bit, mish within its bound."""
+    tensors, results, _ = executed(name, dtype, layout, target)
+    if name in ORACLES:
+        assert_result(name, results[0], ORACLES[name](*tensors), tensors[0])
+    elif name == "mish_backward":
+        assert_slope(results[0], tensors[1], tensors[0])
+    else:
+        wanted = extremum_gradients(name, *torch.broadcast_tensors(*tensors))
+        for got, want in zip(results, wanted, strict=True):
+            assert_equal(got, want)
 
 
-def test_a_misaligned_view_costs_more_sectors(compiled):
+@pytest.mark.parametrize("name", OPERATORS)
+def test_traffic_of_the_operators(name):
+    """A contiguous operator moves each element once, in whole sectors, 16 bytes a thread."""
+    tensors, results, run = executed(name, torch.float32, "flat", "sm_80")
+    read = sum(t.numel() * t.itemsize for t in tensors)
+    written = sum(t.numel() * t.itemsize for t in results)
+    assert run["global_load_bytes"] == read == 32 * run["global_load_sectors"]
+    assert run["global_store_bytes"] == written == 32 * run["global_store_sectors"]
+    assert run["global_load_sectors"] == 16 * run["global_load_requests"]
+
+
+def test_a_misaligned_view_costs_more_sectors():
     """Rows of 97 elements start anywhere: no more bytes, but more sectors."""
-    (report,) = (r for r in compiled["sm_80"] if r["what"] == ["maximum", "float32", "tiled"])
-    _, outputs, counters = emulate(report)
-    size = outputs[0].numel() * 4
-    assert counters["global_load_bytes"] == 2 * size < 32 * counters["global_load_sectors"]
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_an_unmasked_tail_is_caught(compiled, dtype):
-    """The same launch on one element less reads past the end."""
-    name = str(dtype).removeprefix("torch.")
-    (report,) = (r for r in compiled["sm_80"] if r["what"] == ["mish", name, "flat"])
-    program = Program(report["ptx"])
-    memory = Memory()
-    memory.add("x", np.zeros(128 * 128 - 1, f"u{dtype.itemsize}"), writable=False)
-    memory.add("out", np.zeros(128 * 128, f"u{dtype.itemsize}"), known=False)
-    array = {"input": "x", "output": "out"}
-    arguments = [array[a[0]] if isinstance(a, list) else a for a in report["arguments"]]
-    arguments += [0] * (len(program.parameters) - len(arguments))
-    with pytest.raises(Fault, match="of 'x'") as caught:
-        execute(program, report["grid"], arguments, memory, report["shared"])
-    assert caught.value.kind == "out of bounds"
-    assert caught.value.line.file == "runtime.py"
+    _, (result,), run = executed("maximum", torch.float32, "tiled", "sm_80")
+    assert run["global_load_bytes"] == 8 * result.numel() < 32 * run["global_load_sectors"]
