@@ -260,11 +260,12 @@ class LinearLayout:
     def _repr_mimebundle_(self, include=None, exclude=None):
         data = {
             "name": self.name,
-            "bases": {
-                name: list(map(list, vectors))
+            # Pairs, since a notebook's file sorts the keys of mappings.
+            "bases": [
+                [name, list(map(list, vectors))]
                 for name, vectors in self.bases.items()
-            },
-            "shape": dict(self.shape),
+            ],
+            "shape": list(map(list, self.shape.items())),
         }
         return {"text/plain": repr(self), _MIME: data}
 

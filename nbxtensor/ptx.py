@@ -237,7 +237,8 @@ def _instruction(text, registers, lines):
 
 # %% ../notebooks/foundations/ptx.ipynb #ptx-20
 STATEMENT = re.compile(
-    r"\s*(?://[^\n]*|(?P<loc>\.loc[^\n]*)|(?P<scope>[{}])"
+    r"\s*(?:// (?P<inline>begin|end) inline asm|//[^\n]*"
+    r"|(?P<loc>\.loc[^\n]*)|(?P<scope>[{}])"
     r"|(?P<label>[\w$.]+)\s*:(?!:)|(?P<text>[^;{}]*(?:\{[^}]*\}[^;{}]*)*);)"
 )
 
@@ -258,11 +259,14 @@ def _declare(text, registers, rows):
 def _body(text, start):
     """The instructions of a kernel, its labels, and its register rows."""
     code, labels, rows = [], {}, Counter()
-    scopes, lines, at = [], None, start
+    scopes, lines, inline, at = [], None, False, start
     while found := STATEMENT.match(text, at):
         at = found.end()
-        if found["loc"]:
-            lines = _lines(found["loc"])
+        if found["inline"]:
+            inline = found["inline"] == "begin"
+        elif found["loc"]:
+            # LLVM counts the lines of inline assembly as source lines.
+            lines = lines if inline else _lines(found["loc"])
         elif found["label"]:
             labels[found["label"]] = len(code)
         elif found["scope"] == "{":

@@ -399,8 +399,8 @@ def test_what_a_notebook_shows():
     assert shown["text/plain"] == repr(layout)
     assert json.loads(json.dumps(shown["application/vnd.nbxtensor.layout+json"])) == {
         "name": "pair",
-        "bases": {"lane": [[1, 0]], "warp": []},
-        "shape": {"dim0": 2, "dim1": 1},
+        "bases": [["lane", [[1, 0]]], ["warp", []]],
+        "shape": [["dim0", 2], ["dim1", 1]],
     }
 
 

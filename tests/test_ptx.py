@@ -1610,6 +1610,7 @@ $L__func_begin0:
     .loc 1 7 3      // inner.py:7:3 @[ middle.py:3:2 @[ outer.py:12:5 ] ]
     // begin inline asm
     { .reg .b32 t; mov.u32 t, 5; mov.u32 %r1, t; }
+    .loc 1 8 3      // inner.py:8:3
     @%p1 ld.global.b32 { %r2 }, [ %rd1 + 0 ];
     // end inline asm
     .loc 2 99 1
