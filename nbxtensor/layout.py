@@ -281,7 +281,7 @@ class LinearLayout:
 
     @property
     def sizes(self):
-        """{input: size}; an input of b bits has size 2**b."""
+        """The size of each input, 2**b for one of b bits."""
         return {name: 1 << len(v) for name, v in self.bases.items()}
 
     @cached_property
@@ -351,7 +351,7 @@ class LinearLayout:
 
     @property
     def rank(self):
-        """The rank of the matrix: 2**rank different places."""
+        """The rank of the matrix; 2**rank places have an index."""
         return rank(self.matrix)
 
     def kernel(self):

@@ -1029,7 +1029,7 @@ def tile_walk(panels, across=None):
 
     Args:
         panels: {title: (shape, {name: region})}, a shape of one or two
-            dimensions and a region as numpy.s_ makes it. Elements may
+            dimensions and a region as ``numpy.s_`` makes it. Elements may
             stand for tiles.
         across: how many panels stand side by side, by default as many as
             fit.

@@ -1321,7 +1321,7 @@ class Counters:
 
     @property
     def total(self):
-        """{event: how often}."""
+        """How often each event happened, as a dict."""
         found = Counter()
         for (_, event), amount in self.events.items():
             found[event] += amount
