@@ -781,7 +781,7 @@ def test_small_padding_misaligns_vectors():
     padded = gl.PaddedSharedLayout.with_identity_for([[8, 1]], [32, 32], [1, 0])
     x = torch.zeros(1024, dtype=torch.int32)
     rows = gluon_boxes(((1, 4), (4, 8), (4, 1)), (1, 0))
-    with pytest.raises(ptx.Fault, match="misaligned.* 16 bytes at byte 36"):
+    with pytest.raises(ptx.Fault, match="misaligned\n.* 16 bytes at byte 36 "):
         audit.emulate(through_padded, 1, x, M=32, N=32, ROWS=rows, PADDED=padded)
 
 
