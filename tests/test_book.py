@@ -1,6 +1,7 @@
 """The book: built strictly, complete, and asking nothing of the network."""
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
+import nbformat.v4 as v4
 import pytest
 
 from conftest import ROOT, Tree
@@ -168,7 +171,20 @@ def small_book(root):
     title = '{"cell_type": "markdown", "id": "title", "metadata": {}, "source": "# double"}'
     notebook = root / "notebooks" / "ops" / "double.ipynb"
     notebook.write_text(notebook.read_text().replace('"cells": [', f'"cells": [{title},', 1))
+    add_figures(notebook, ("A square.", None), ("<Figure>", "A circle."))
     return tree
+
+
+def add_figures(path, *figures):
+    """Append cells that show an image: its text form, and the cell's alt."""
+    notebook = nbformat.read(path, as_version=4)
+    for text, alt in figures:
+        svg = f'<svg xmlns="http://www.w3.org/2000/svg"><title>{len(text)}</title></svg>'
+        data = {"image/svg+xml": svg, "text/plain": text}
+        output = v4.new_output("display_data", data)
+        metadata = {"mystnb": {"image": {"alt": alt}}} if alt else {}
+        notebook.cells.append(v4.new_code_cell("draw()", metadata=metadata, outputs=[output]))
+    nbformat.write(notebook, path)
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +268,12 @@ def test_the_formula_fonts_are_here(html):
     assert len(list((math / "output" / "chtml" / "fonts" / "woff-v2").glob("*.woff"))) > 20
 
 
+def states(file):
+    """The fragments that name a layout of the explorer, if the file is its page."""
+    found = re.search(r'type="application/json">(.*?)</script>', file.read_text("utf-8"), re.S)
+    return [f"layout={layout['key']}" for layout in json.loads(found[1])] if found else []
+
+
 def test_links_inside_the_book_lead_somewhere(html):
     every, dead = pages(html), []
     for file, page in every.items():
@@ -263,7 +285,8 @@ def test_links_inside_the_book_lead_somewhere(html):
             if not target.is_file():
                 dead.append((file.name, url))
             elif parts.fragment and target in every:
-                if unquote(parts.fragment) not in every[target].ids:
+                there = unquote(parts.fragment)
+                if there not in every[target].ids and there not in states(target):
                     dead.append((file.name, url))
     assert not dead
 
@@ -315,9 +338,14 @@ def test_images_say_what_they_show(html):
         (file.name, source)
         for file, page in pages(html).items()
         for source, alt in page.images
-        if not alt.strip() or re.search(r"\.(svg|png|jpe?g)$", alt)
+        if not alt.strip() or re.search(r"\.(svg|png|jpe?g)$|^<", alt)
     ]
     assert not silent
+
+
+def test_the_text_form_of_a_figure_describes_it(small):
+    images = Page(small / "notebooks" / "ops" / "double.html").images
+    assert [alt for _, alt in images][-2:] == ["A square.", "A circle."]
 
 
 def test_every_module_is_on_the_api_page():

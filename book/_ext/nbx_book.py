@@ -2,6 +2,7 @@
 
 - Code cells: nbdev directive lines (``#| export`` and its kin) are taken out
   of the page, and an exported cell gets a badge that leads to its module.
+- Figures: an image without alternative text gets its output's text form.
 - Module pages: every module that a notebook exports has a source page, and
   that page leads back to the notebook's.
 - No request leaves the page: what would load scripts from elsewhere is dropped.
@@ -158,6 +159,24 @@ class CellDirectives(SphinxTransform):
             return
         cell["classes"].append("nbx-exported")
         source += nbx_badge(module=module, docname=self.env.docname)
+
+
+class AltTexts(SphinxTransform):
+    """Let a figure's text form be its image's alternative text.
+
+    What the cell's metadata says comes first.
+    """
+
+    default_priority = 400
+
+    def apply(self, **kwargs):
+        for bundle in self.document.findall(nodes.container):
+            if bundle.get("nb_element") != "mime_bundle":
+                continue
+            forms = {part["mime_type"]: part for part in bundle.children}
+            if "text/plain" in forms:
+                for image in bundle.findall(nodes.image):
+                    image.setdefault("alt", forms["text/plain"].astext())
 
 
 class Badges(SphinxPostTransform):
@@ -423,6 +442,7 @@ def setup(app):
     app.connect("source-read", fill_in)
     app.add_node(nbx_badge)
     app.add_transform(CellDirectives)
+    app.add_transform(AltTexts)
     app.add_post_transform(Badges)
     app.add_directive("nbx-machines", Machines)
     app.add_directive("nbx-versions", Versions)

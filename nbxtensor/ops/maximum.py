@@ -38,7 +38,7 @@ def maximum_forward_kernel(
     y = tl.load(y_ptr + offsets, mask=mask)
     tl.store(output_ptr + offsets, nan_maximum(x, y), mask=mask)
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-14
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-20
 DTYPES = (
     torch.bool,
     torch.uint8,
@@ -53,7 +53,7 @@ DTYPES = (
 )
 FLOATS = DTYPES[-4:]
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-28
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-40
 @triton.jit
 def split_gradient(grad, x, y):
     """grad for the larger of x and y, half to each if they are equal.
@@ -67,7 +67,7 @@ def split_gradient(grad, x, y):
     zero = tl.zeros_like(grad)
     return tl.where(x < y, zero, half), tl.where(y < x, zero, half)
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-30
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-42
 def extremum(name, body, split):
     """The operator nbx::<name> of two tensors, with its gradient.
 
@@ -110,7 +110,7 @@ def _fold(grad, tensor):
     """Sum a gradient over the dimensions that were broadcast."""
     return grad.sum_to_size(tensor.shape).to(tensor.device, tensor.dtype)
 
-# %% ../../notebooks/elementwise/maximum.ipynb #maximum-32
+# %% ../../notebooks/elementwise/maximum.ipynb #maximum-44
 _maximum = extremum("maximum", nan_maximum, split_gradient)
 
 

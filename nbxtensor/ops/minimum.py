@@ -37,7 +37,7 @@ def minimum_forward_kernel(
     y = tl.load(y_ptr + offsets, mask=mask)
     tl.store(output_ptr + offsets, nan_minimum(x, y), mask=mask)
 
-# %% ../../notebooks/elementwise/minimum.ipynb #minimum-20
+# %% ../../notebooks/elementwise/minimum.ipynb #minimum-24
 @triton.jit
 def split_gradient_dual(grad, x, y):
     """grad for the smaller of x and y, half to each if they are equal.

@@ -73,7 +73,7 @@ def mish_forward_kernel(
         y = mish_full(x)
     tl.store(output_ptr + offsets, y, mask=mask)
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-23
+# %% ../../notebooks/elementwise/mish.ipynb #mish-27
 def _by_dtype(half, full):
     """One body for results of 16 bits, another for the wider ones."""
     return {
@@ -88,7 +88,7 @@ _mish = Pointwise(
     "mish(Tensor input) -> Tensor", _by_dtype(mish_half, mish_full)
 )
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-45
+# %% ../../notebooks/elementwise/mish.ipynb #mish-53
 @triton.jit
 def mish_half_backward(grad, x):
     """grad times the derivative of mish, for a result of 16 bits.
@@ -127,7 +127,7 @@ def mish_full_backward(grad, x):
     slope = (e + 2) * m + (t * e + t)
     return grad * (p * y * (y * slope) * s)
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-47
+# %% ../../notebooks/elementwise/mish.ipynb #mish-55
 _mish_backward = Pointwise(
     "mish_backward(Tensor grad, Tensor input) -> Tensor",
     _by_dtype(mish_half_backward, mish_full_backward),
@@ -144,7 +144,7 @@ def _backward(input, grad):
 
 _mish.differentiate(_backward)
 
-# %% ../../notebooks/elementwise/mish.ipynb #mish-48
+# %% ../../notebooks/elementwise/mish.ipynb #mish-56
 def mish(input):
     """Mish, x tanh(log(1 + exp(x))), element by element.
 
