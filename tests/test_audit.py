@@ -348,7 +348,7 @@ def test_source_lines_are_those_of_the_file():
 # Other processes. Each script is its own module __main__, as a notebook is.
 
 SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys, time, warnings
 import nbxtensor as nbx
 from nbxtensor import audit, runtime
 import torch, triton
@@ -399,6 +399,8 @@ def test_the_worker_ends_with_a_process_that_is_killed(tmp_path):
 
 def test_a_forked_child_has_a_worker_of_its_own(tmp_path):
     script = """
+    # From Python 3.12 on, a fork beside torch's threads is warned of.
+    warnings.simplefilter("ignore", DeprecationWarning)
     mine = check()
     child = os.fork()
     if child == 0:
