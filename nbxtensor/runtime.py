@@ -791,7 +791,7 @@ class Pointwise(Operator):
     def recall(self, tensors):
         """Launch what was launched before for such tensors, or None."""
         try:
-            known = self.recent.get(tensors[0].shape)
+            known = self.recent.get((tensors[0].shape, is_grad_enabled()))
             if known is None or not known[0](*tensors):
                 return None
         except (AttributeError, RuntimeError, TypeError):
@@ -805,15 +805,15 @@ class Pointwise(Operator):
     def remember(self, tensors, addresses, plan):
         """Let recall find a plan, if it is the first of its shape.
 
-        A guard answers for tensors as these are. If one of these requires
-        a gradient that is not recorded now, it may be recorded later.
+        A guard does not ask whether gradients are recorded, and tensors
+        that may be launched while they are not may not while they are.
         """
-        shape = tensors[0].shape
-        if shape in self.recent or any(t.requires_grad for t in tensors):
+        key = tensors[0].shape, is_grad_enabled()
+        if key in self.recent:
             return
         fixed = {"dynamic_dims_sizes": None, "dynamic_dims_strides": None}
         guard = TensorGuards(*tensors, **fixed).check
-        self.recent[shape] = guard, [at & 15 for at in addresses], plan
+        self.recent[key] = guard, [at & 15 for at in addresses], plan
 
     def fake(self, *tensors):
         like, _ = self.result(*tensors)
