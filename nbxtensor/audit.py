@@ -1051,7 +1051,8 @@ def listing(run, *events):
         for number in sorted(lines)
         if any(event in lines[number] for event in events)
     ]
-    return Table(["line", "source", *events], found)
+    heads = [event.replace("_", " ") for event in events]
+    return Table(["line", "source", *heads], found)
 
 # %% ../notebooks/foundations/audit.ipynb #audit-86
 @dataclass(frozen=True)
