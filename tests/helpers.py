@@ -28,6 +28,24 @@ OPERATORS = {
     "mish": (nbxtensor.mish, F.mish),
 }
 BINARY = ("maximum", "minimum")
+# What the package launches: how many inputs, and of which dtypes.
+LAUNCHES = {
+    "maximum": (2, REAL),
+    "minimum": (2, REAL),
+    "mish": (1, FLOATS),
+    "maximum_backward": (3, FLOATS),
+    "minimum_backward": (3, FLOATS),
+    "mish_backward": (2, FLOATS),
+}
+# Views of three 128 × 128 tensors: a flat launch, tiles in both orders, one
+# that stands still along a dimension, five dimensions.
+VIEWS = {
+    "flat": lambda x, y, z: (x, y, z),
+    "tiled": lambda x, y, z: (x[:, 1:98], y[:, :97], z[:, 2:99]),
+    "turned": lambda x, y, z: (x, y.t().contiguous().t(), z),
+    "broadcast": lambda x, y, z: (x, y[:, :1], z[0]),
+    "deep": lambda *all: [x.view(4, 32, 4, 4, 8)[::2, 1:, ::3, 1:, 1:] for x in all],
+}
 ULPS = 4  # of a result
 SLOPE_ULPS = 8  # of the larger term of a gradient
 

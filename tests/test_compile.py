@@ -10,29 +10,12 @@ from nbxtensor.ops.mish import mish_forward_kernel
 
 import pytest
 import torch
-from helpers import FLOATS, REAL
+from helpers import FLOATS, LAUNCHES, REAL, VIEWS
 
 FULL = "sm_90"  # compiled for in full, the other targets in part
 THREADS = 2
-# Operator: how many inputs, and of which dtypes.
-OPERATORS = {
-    "maximum": (2, REAL),
-    "minimum": (2, REAL),
-    "mish": (1, FLOATS),
-    "maximum_backward": (3, FLOATS),
-    "minimum_backward": (3, FLOATS),
-    "mish_backward": (2, FLOATS),
-}
-# Three inputs each: a flat launch, tiles in both orders, an input that
-# stands still along a dimension, five dimensions, two dtypes.
-LAYOUTS = {
-    "flat": lambda x: (x, x, x),
-    "tiled": lambda x: (x[:, 1:98], x[:, :97], x[:, 2:99]),
-    "turned": lambda x: (x, x.t().contiguous().t(), x),
-    "broadcast": lambda x: (x, x[:, :1], x[0]),
-    "deep": lambda x: 3 * (x.view(4, 32, 4, 4, 8)[::2, 1:, ::3, 1:, 1:],),
-    "mixed": lambda x: (x, x.to(torch.int8), x.to(torch.int16)),
-}
+# Inputs of other dtypes, too.
+LAYOUTS = {**VIEWS, "mixed": lambda x, y, z: (x, y.to(torch.int8), z.to(torch.int16))}
 # Which of them with 64-bit offsets as well.
 WIDE = {("maximum", "flat"), ("maximum", "turned"), ("mish", "flat"), ("mish_backward", "flat")}
 KERNELS = {
@@ -61,7 +44,7 @@ def widened(entry):
 
 def calls():
     """What the operators are called with: (operator, dtype, layout), tensors."""
-    for name, (inputs, dtypes) in OPERATORS.items():
+    for name, (inputs, dtypes) in LAUNCHES.items():
         for dtype in dtypes:
             for layout, view in LAYOUTS.items():
                 if layout in ("deep", "mixed") and dtype not in (torch.float32, torch.int64):
@@ -71,7 +54,7 @@ def calls():
                 # Minimum is maximum with another comparison.
                 if name.startswith("minimum") and layout not in ("flat", "turned", "deep"):
                     continue
-                yield (name, dtype, layout), view(torch.ones(128, 128).to(dtype))[:inputs]
+                yield (name, dtype, layout), view(*[torch.ones(128, 128).to(dtype)] * 3)[:inputs]
 
 
 def work():

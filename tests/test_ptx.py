@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 from helpers import (
-    FLOATS,
-    REAL,
+    LAUNCHES,
+    VIEWS,
     assert_equal,
     assert_result,
     assert_slope,
@@ -1639,24 +1639,6 @@ def test_lines_of_compiled_code():
 
 # -- compiled kernels ---------------------------------------------------------
 
-# Operator: how many inputs, and of which dtypes.
-OPERATORS = {
-    "maximum": (2, REAL),
-    "minimum": (2, REAL),
-    "mish": (1, FLOATS),
-    "maximum_backward": (3, FLOATS),
-    "minimum_backward": (3, FLOATS),
-    "mish_backward": (2, FLOATS),
-}
-# Three inputs: a flat launch, tiles in both orders, one that stands still
-# along a dimension, five dimensions.
-LAYOUTS = {
-    "flat": lambda x, y, z: (x, y, z),
-    "tiled": lambda x, y, z: (x[:, 1:98], y[:, :97], z[:, 2:99]),
-    "turned": lambda x, y, z: (x, y.t().contiguous().t(), z),
-    "broadcast": lambda x, y, z: (x, y[:, :1], z[0]),
-    "deep": lambda *all: [x.view(4, 32, 4, 4, 8)[::2, 1:, ::3, 1:, 1:] for x in all],
-}
 # For two dtypes all of them, for the others these.
 COMMON = {"sm_80": ("flat", "turned"), "sm_70": ("flat",), "sm_90": ("flat",)}
 ORACLES = {
@@ -1687,8 +1669,8 @@ def values(dtype, seed, side=128):
 
 def executed(name, dtype, layout, target):
     """An operator's inputs and results, and the run on the machine."""
-    tensors = LAYOUTS[layout](*(values(dtype, seed) for seed in range(3)))
-    tensors = tensors[: OPERATORS[name][0]]
+    tensors = VIEWS[layout](*(values(dtype, seed) for seed in range(3)))
+    tensors = tensors[: LAUNCHES[name][0]]
     (launch,) = launched(getattr(torch.ops.nbx, name), *tensors)
     run = launch.emulate(target)
     return tensors, launch.results, run
@@ -1706,10 +1688,10 @@ def extremum_gradients(name, grad, x, y):
 
 def compiled_cases():
     for target, common in COMMON.items():
-        for name, (_, dtypes) in OPERATORS.items():
+        for name, (_, dtypes) in LAUNCHES.items():
             for dtype in dtypes:
                 all_layouts = target == "sm_80" and dtype in (torch.float32, torch.int64)
-                for layout in LAYOUTS if all_layouts else common:
+                for layout in VIEWS if all_layouts else common:
                     yield target, name, dtype, layout
 
 
@@ -1727,7 +1709,7 @@ def test_compiled_operators(target, name, dtype, layout):
             assert_equal(got, want)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+@pytest.mark.parametrize("name", LAUNCHES)
 def test_traffic_of_the_operators(name):
     """A contiguous operator moves each element once, in whole sectors, 16 bytes a thread."""
     tensors, results, run = executed(name, torch.float32, "flat", "sm_80")
