@@ -289,7 +289,7 @@ def _splits(rows, tiles, gpu):
     resident = min(gpu.warps // 4, gpu.registers // registers)
     slots, rows = gpu.multiprocessors * resident, max(rows, 1)
     shares = {}
-    for waves in (1, 2, 3, 4):
+    for waves in range(1, 9):
         splits = max(min(waves * slots // rows, tiles), 1)
         shares[splits] = utilisation(rows * splits, slots)
     enough = max(shares.values()) - 0.05
