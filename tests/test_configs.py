@@ -198,8 +198,10 @@ def test_profile_of_a_device():
     assert profile("cpu") is profile(torch.device("cpu")) is PROFILES["generic"]
     assert profile(PROFILES["sm_75"]) is profile("sm_75")
     assert matrix_unit("generic") is None
-    with pytest.raises(RuntimeError):
-        profile("sm_42")
+    assert profile("meta") is PROFILES["generic"]
+    for unknown in ("sm_42", 1.5):
+        with pytest.raises(ValueError, match=f"device is {unknown!r}; allowed are sm_70"):
+            profile(unknown)
 
 
 @needs_gpu
@@ -330,6 +332,12 @@ def test_what_the_decorator_refuses(change, said):
 def test_a_key_must_have_a_value(y):
     with pytest.raises(TypeError, match="'n'"):
         tuned_fill().choose(y)
+
+
+def test_pruning_must_leave_something(y):
+    kernel = tuned_fill(prune_configs_by={"early_config_prune": lambda *_: []})
+    with pytest.raises(ValueError, match="fill: pruning left no config"):
+        kernel[whole](y, 100)
 
 
 def test_a_sweep_is_kept(y, cache):
