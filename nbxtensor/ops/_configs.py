@@ -293,15 +293,8 @@ def row_tile(rows, columns, itemsize, device=None):
 
 def _splits(rows, tiles, gpu):
     """How many programs of four warps share a row of several tiles."""
-    registers = 48 * 4 * gpu.warp_size  # of one program
-    resident = min(gpu.warps // 4, gpu.registers // registers)
-    slots, rows = gpu.multiprocessors * resident, max(rows, 1)
-    shares = {}
-    for waves in range(1, 9):
-        splits = max(min(waves * slots // rows, tiles), 1)
-        shares[splits] = utilisation(rows * splits, slots)
-    enough = max(shares.values()) - 0.05
-    return next(n for n, share in shares.items() if share >= enough)
+    slots = gpu.multiprocessors * (gpu.warps // 4)
+    return min(triton.cdiv(4 * slots, max(rows, 1)), tiles)
 
 # %% ../../notebooks/foundations/configs.ipynb #configs-33
 def row_reduce_configs(
