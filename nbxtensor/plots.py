@@ -15,11 +15,12 @@ import io
 import itertools
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from .layout import bank
 
 import numpy as np
-from matplotlib import colormaps, rcParams
+from matplotlib import colormaps, font_manager, get_data_path, rcParams
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -81,6 +82,20 @@ def _ink_on(fill):
     return max(("black", "white"), key=lambda ink: _contrast(ink, fill))
 
 # %% ../notebooks/foundations/plots.ipynb #plots-11
+def _prefer_own_fonts():
+    """Let matplotlib find the fonts that it ships before all others."""
+    fonts = font_manager.fontManager
+    own = sorted(Path(get_data_path(), "fonts", "ttf").glob("*.ttf"))
+    known = [Path(font.fname) for font in fonts.ttflist]
+    if known[: len(own)] == own:
+        return
+    others = [f for f, at in zip(fonts.ttflist, known) if at not in own]
+    fonts.ttflist = []
+    for file in own:
+        fonts.addfont(file)
+    fonts.ttflist += others
+
+
 def use_style():
     """Use this book's style for all figures that follow.
 
@@ -90,6 +105,7 @@ def use_style():
     Page: foundations/plots
     """
     rcParams.update(STYLE)
+    _prefer_own_fonts()
     try:
         from IPython import get_ipython
     except ImportError:

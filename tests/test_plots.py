@@ -4,6 +4,8 @@ import inspect
 import io
 import itertools
 import re
+from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ pytest.importorskip("matplotlib")
 from nbxtensor import plots
 from nbxtensor.layout import LinearLayout, blocked, wavefronts
 
-from matplotlib import rc_context
+from matplotlib import font_manager, get_data_path, rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
@@ -417,3 +419,21 @@ def test_no_figure_is_left_open():
     for draw in EXAMPLES.values():
         assert isinstance(draw(), Figure)
     assert not pyplot.get_fignums()
+
+
+def test_figures_use_the_fonts_that_matplotlib_ships(tmp_path):
+    """Also where the cache of fonts knows only the system's."""
+    fonts = font_manager.FontManager.__new__(font_manager.FontManager)
+    fonts.__dict__.update(vars(font_manager.fontManager))
+    foreign = tmp_path / "DejaVuSans.ttf"
+    own = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+    foreign.write_bytes(own.read_bytes())
+    fonts.ttflist = []
+    fonts.addfont(foreign)
+    with mock.patch.object(font_manager, "fontManager", fonts):
+        assert Path(fonts.findfont("DejaVu Sans")) == foreign
+        plots.use_style()
+        assert Path(fonts.findfont("DejaVu Sans")) == own
+        assert len(fonts.ttflist) == len({f.fname for f in fonts.ttflist})
+        plots.use_style()
+        assert len(fonts.ttflist) == len({f.fname for f in fonts.ttflist})
